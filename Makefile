@@ -1,0 +1,39 @@
+# shardwise: `make demo` and `make test` are all a fresh clone needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test test-full lint types bench docs clean help
+
+help:            ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $(STAMP)
+
+demo: $(STAMP)   ## capture, ask, train and compare on this machine
+	$(BIN)/python examples/demo.py
+
+test: lint       ## lint, types, import order and the default test suite (< 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -m "not full"
+
+test-full: lint  ## everything, including the long products
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)   ## style, types and import order
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)  ## run every benchmark in benchmarks/ one after another
+	@set -e; for run in benchmarks/*/run.py; do echo "== $$run"; $(BIN)/python $$run; done
+
+docs: $(STAMP)   ## build the documentation into docs/_build/html
+	$(BIN)/sphinx-build -W -q -b html docs docs/_build/html
+
+clean:           ## remove what the other targets made
+	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis

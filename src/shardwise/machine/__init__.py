@@ -1,0 +1,1 @@
+"""On what: devices, memory and network tiers as data."""

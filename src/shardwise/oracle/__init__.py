@@ -1,0 +1,1 @@
+"""How long: prices a program in seconds and bytes."""

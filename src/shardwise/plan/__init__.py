@@ -1,0 +1,1 @@
+"""How: the plan, its one-line form and its validation."""

@@ -1,0 +1,1 @@
+"""When: actions, lowering and schedules, free of torch."""

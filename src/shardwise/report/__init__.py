@@ -1,0 +1,1 @@
+"""Show: tables, traces and progress."""

@@ -1,0 +1,1 @@
+"""Do: transports, regrid and the executor."""
