@@ -1,0 +1,117 @@
+"""A half-open N-dimensional index range of a global tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+Range = tuple[int, int]
+"""A half-open range of indices `(lo, hi)` along one dimension; `hi <= lo` means empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Name the elements `lo[d] <= i < hi[d]` of a global tensor, for every dimension `d`."""
+
+    lo: tuple[int, ...]
+    hi: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.lo) != len(self.hi):
+            raise ValueError(f"Box: lo has {len(self.lo)} dimensions, hi has {len(self.hi)}; they must agree")
+
+    @staticmethod
+    def whole(shape: Sequence[int]) -> Box:
+        """Return the box of all elements of a tensor of this shape."""
+        return Box((0,) * len(shape), tuple(shape))
+
+    @staticmethod
+    def of(ranges: Iterable[Range]) -> Box:
+        """Build a box from one `(lo, hi)` pair per dimension."""
+        pairs = tuple(ranges)
+        return Box(tuple(lo for lo, _ in pairs), tuple(hi for _, hi in pairs))
+
+    @property
+    def ndim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self.lo)
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """Return one `(lo, hi)` pair per dimension."""
+        return tuple(zip(self.lo, self.hi, strict=True))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the extent along each dimension, zero where empty."""
+        return tuple(max(0, hi - lo) for lo, hi in zip(self.lo, self.hi, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Return the number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def empty(self) -> bool:
+        """Tell whether the box holds no element."""
+        return any(hi <= lo for lo, hi in zip(self.lo, self.hi, strict=True))
+
+    def intersect(self, other: Box) -> Box:
+        """Return the common part; an empty box if there is none."""
+        lo = tuple(map(max, self.lo, other.lo))
+        hi = tuple(max(a, min(b, c)) for a, b, c in zip(lo, self.hi, other.hi, strict=True))
+        return Box(lo, hi)
+
+    def hull(self, other: Box) -> Box:
+        """Return the smallest box that contains both; an empty box adds nothing."""
+        if self.empty:
+            return other
+        if other.empty:
+            return self
+        return Box(tuple(map(min, self.lo, other.lo)), tuple(map(max, self.hi, other.hi)))
+
+    def contains(self, other: Box) -> bool:
+        """Tell whether every element of `other` is in this box."""
+        return other.empty or (
+            all(a <= b for a, b in zip(self.lo, other.lo, strict=True))
+            and all(a >= b for a, b in zip(self.hi, other.hi, strict=True))
+        )
+
+    def shift(self, offset: Sequence[int]) -> Box:
+        """Return the box moved by `offset`."""
+        return Box(
+            tuple(a + o for a, o in zip(self.lo, offset, strict=True)),
+            tuple(a + o for a, o in zip(self.hi, offset, strict=True)),
+        )
+
+    def replace(self, dim: int, span: Range) -> Box:
+        """Return the box with another range along `dim`."""
+        lo, hi = list(self.lo), list(self.hi)
+        lo[dim], hi[dim] = span
+        return Box(tuple(lo), tuple(hi))
+
+    def slices(self, within: Box | None = None) -> tuple[slice, ...]:
+        """Return the slices that pick this box from a tensor that stores `within` (default: all)."""
+        origin = within.lo if within is not None else (0,) * self.ndim
+        return tuple(
+            slice(lo - o, max(lo, hi) - o) for lo, hi, o in zip(self.lo, self.hi, origin, strict=True)
+        )
+
+    def minus(self, other: Box) -> Iterator[Box]:
+        """Yield disjoint boxes that together are this box without `other`."""
+        common = self.intersect(other)
+        if common.empty:
+            if not self.empty:
+                yield self
+            return
+        rest = self
+        for dim in range(self.ndim):
+            if rest.lo[dim] < common.lo[dim]:
+                yield rest.replace(dim, (rest.lo[dim], common.lo[dim]))
+            if common.hi[dim] < rest.hi[dim]:
+                yield rest.replace(dim, (common.hi[dim], rest.hi[dim]))
+            rest = rest.replace(dim, (common.lo[dim], common.hi[dim]))
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{lo}:{hi}" for lo, hi in self.ranges) + "]"
