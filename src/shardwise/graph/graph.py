@@ -1,0 +1,112 @@
+"""The captured network: an ordered list of layers for given input shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from shardwise.graph.layer import Kind, Layer, TensorSpec
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A network as layers in an order in which they can be computed, for given input shapes.
+
+    Args:
+        layers: inputs first come as layers of kind INPUT; every layer reads only earlier ones.
+        outputs: what the model returns: layer names in the structure of the user's own return value.
+        parameters, buffers: specs by their `state_dict` name.
+        training: whether this is the behaviour in training or in evaluation.
+        tied: other names of a parameter -> the name used in `parameters`.
+        frozen: parameters that do not require gradients.
+        source: how it was captured ("fx", "export" or "keras").
+        rebuild: makes this graph for other input shapes, from the same capture.
+    """
+
+    layers: tuple[Layer, ...]
+    outputs: Any
+    parameters: Mapping[str, TensorSpec]
+    buffers: Mapping[str, TensorSpec]
+    training: bool = True
+    tied: Mapping[str, str] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
+    source: str = "fx"
+    rebuild: Callable[[Shapes], Graph] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Layer]:
+        """Return the layers by name."""
+        return {layer.name: layer for layer in self.layers}
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Return the position of each layer in the order."""
+        return {layer.name: i for i, layer in enumerate(self.layers)}
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[str, ...]]:
+        """Return for each layer the names of the layers that read its value."""
+        result: dict[str, list[str]] = {layer.name: [] for layer in self.layers}
+        for layer in self.layers:
+            for source in dict.fromkeys(layer.inputs):
+                result[source].append(layer.name)
+        return {name: tuple(readers) for name, readers in result.items()}
+
+    @property
+    def inputs(self) -> tuple[Layer, ...]:
+        """Return the layers that stand for the model's inputs, in the order of its arguments."""
+        return tuple(layer for layer in self.layers if layer.kind is Kind.INPUT)
+
+    @property
+    def shapes(self) -> Shapes:
+        """Return the input shapes that this graph is for."""
+        return tuple(layer.shape for layer in self.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Return the names of the layers whose values the model returns, flattened."""
+        return tuple(_leaves(self.outputs))
+
+    @property
+    def batch(self) -> int:
+        """Return the number of samples that this graph is for."""
+        return self.shapes[0][0]
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, name: str) -> Layer:
+        return self.by_name[name]
+
+    def at(self, *shapes: Sequence[int]) -> Graph:
+        """Return the graph of the same network for other input shapes, without a new capture."""
+        wanted = tuple(tuple(s) for s in shapes)
+        if wanted == self.shapes:
+            return self
+        if self.rebuild is None:
+            raise ValueError("this graph was made by hand: it has no capture to recompute its shapes from")
+        if len(wanted) != len(self.shapes):
+            raise ValueError(f"Graph.at: the model has {len(self.shapes)} inputs, {len(wanted)} shapes given")
+        return self.rebuild(wanted)
+
+    def with_batch(self, batch: int) -> Graph:
+        """Return the graph for another number of samples in every input."""
+        return self.at(*((batch, *shape[1:]) for shape in self.shapes))
+
+
+def _leaves(tree: Any) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _leaves(value)
+    elif isinstance(tree, (tuple, list)):
+        for value in tree:
+            yield from _leaves(value)
