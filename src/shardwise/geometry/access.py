@@ -9,6 +9,9 @@ from shardwise.geometry.axes import AxisMap, Same
 from shardwise.geometry.box import Box, Range
 
 
+SAME = Same()
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """Tie one dimension of an operand to a dimension of the output.
@@ -18,7 +21,7 @@ class Axis:
     """
 
     out: int | None
-    map: AxisMap = Same()
+    map: AxisMap = SAME
 
 
 Access = tuple[Axis, ...]

@@ -114,8 +114,9 @@ class Layer:
         outputs: the tensors it makes; more than one only for opaque layers.
         attributes: normalised static settings, plain Python values (`stride=(2, 2)`, `eps=1e-5` ...).
         call: how the user's own code computes it.
-        contracts: pairs (operand index, dimension) that are summed over together: the channels of a
-            convolution or the features of a linear layer; splitting them gives partial sums.
+        contracts: groups of (operand index, dimension) pairs that the layer sums over, each group cut
+            together: `(((0, 1), (1, 1)),)` for the channels of a convolution and of its weight,
+            `(((0, 2),), ((0, 3),))` for a mean over pixels; cutting a group gives partial sums.
         module: path of the module in the model, or "" for a function call.
         where: file and line in the user's code, for messages.
         reason: for opaque layers, why nothing finer is known.
@@ -131,7 +132,7 @@ class Layer:
     outputs: tuple[TensorSpec, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     call: Call | None = None
-    contracts: tuple[tuple[int, int], ...] = ()
+    contracts: tuple[tuple[tuple[int, int], ...], ...] = ()
     module: str = ""
     where: str = ""
     reason: str = ""
