@@ -1,0 +1,59 @@
+"""How one stage is split inside: tiles, filters, channels or samples over the ranks of its group."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shardwise.plan.errors import PlanError
+
+
+class Way(StrEnum):
+    """What the ranks of a group share out among them."""
+
+    NONE = "none"
+    SPATIAL = "spatial"
+    FILTER = "filter"
+    CHANNEL = "channel"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Split a stage over `width` ranks one way; `grid` is the tile grid, or the one number of parts."""
+
+    way: Way = Way.NONE
+    grid: tuple[int, ...] = (1,)
+
+    @property
+    def width(self) -> int:
+        """Return the number of ranks."""
+        return math.prod(self.grid)
+
+    def __str__(self) -> str:
+        size = "x".join(map(str, self.grid))
+        return size if self.way in (Way.NONE, Way.SPATIAL) else f"{self.way}:{size}"
+
+
+def parse_grid(text: str, field: str) -> tuple[int, ...]:
+    """Read `2x2` as `(2, 2)`."""
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", text):
+        raise PlanError(field, f"{text!r} is no grid", "write one to three numbers, such as 2 or 2x2")
+    return tuple(int(n) for n in text.split("x"))
+
+
+def parse_split(text: str, field: str) -> Split:
+    """Read one stage of `stages=...`: a tile grid such as `2x2`, or `filter:2`, `channel:2`, `batch:2`."""
+    way, _, size = text.rpartition(":")
+    if way and way not in (Way.SPATIAL, Way.FILTER, Way.CHANNEL, Way.BATCH):
+        known = "spatial, filter, channel or batch"
+        raise PlanError(field, f"{way!r} is no way to split a stage", f"write {known} before the colon")
+    grid = parse_grid(size, field)
+    chosen = Way(way) if way else Way.SPATIAL
+    if math.prod(grid) == 1:
+        return Split()
+    if chosen is not Way.SPATIAL and len(grid) > 1:
+        raise PlanError(field, f"{text!r} gives a grid to {chosen}", f"write {chosen}:{math.prod(grid)}")
+    return Split(chosen, grid)

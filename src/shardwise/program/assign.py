@@ -1,0 +1,148 @@
+"""Choose where every value of a stage lives: which dimensions of it are cut over the ranks of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from shardwise.geometry import even_bounds
+from shardwise.graph import Graph, Kind, Layer, Operand, Source
+from shardwise.plan import Split, Way
+from shardwise.program.cuts import Cuts
+
+_WEIGHTED = (Kind.CONVOLUTION, Kind.TRANSPOSED, Kind.LINEAR)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a value lives once it is complete.
+
+    With `sums` the layer that makes it works on a cut contraction: every rank makes a summand of the whole
+    value, and `reads` says how each value operand is cut for that.
+    """
+
+    cuts: Cuts
+    sums: bool = False
+    reads: tuple[Cuts, ...] = ()
+
+
+def assign(graph: Graph, layers: Iterable[Layer], split: Split, tail: str) -> dict[str, Home]:
+    """Return the home of every value that the given layers make or read.
+
+    Values from outside (model inputs, values of earlier stages) are cut the way the split says.
+    """
+    homes: dict[str, Home] = {}
+    for layer in layers:
+        for source in layer.inputs:
+            if source not in homes:
+                homes[source] = Home(_entry(graph[source], split))
+        if layer.kind is Kind.INPUT:
+            homes[layer.name] = Home(_entry(layer, split))
+        else:
+            homes[layer.name] = _home(layer, homes, split, tail)
+    return homes
+
+
+def _entry(layer: Layer, split: Split) -> Cuts:
+    """Cut a value that comes from outside of the stage."""
+    shape = layer.shape
+    if split.way is Way.SPATIAL and len(shape) == len(split.grid) + 2:
+        first = len(shape) - len(split.grid)
+        return Cuts.along(shape, {first + i: n for i, n in enumerate(split.grid)})
+    if split.way is Way.BATCH and shape:
+        return Cuts.along(shape, {0: split.width})
+    return Cuts.none(shape)
+
+
+def _home(layer: Layer, homes: Mapping[str, Home], split: Split, tail: str) -> Home:
+    if len(layer.outputs) != 1:
+        return Home(Cuts.none(layer.outputs[0].shape))
+    if layer.kind in _WEIGHTED and split.way in (Way.FILTER, Way.CHANNEL):
+        return _weighted(layer, homes, split)
+    values = [o for o in layer.operands if o.origin is Source.VALUE]
+    # The largest operand that is cut decides; the others are brought to it.
+    leading = sorted(values, key=lambda o: -o.spec.numel)
+    for operand in leading:
+        cuts = homes[operand.source].cuts
+        if not cuts.dims:
+            continue
+        out = _follow(operand, cuts, layer)
+        if out is not None and _large_enough(out, split, tail):
+            return Home(out)
+        reads = _summands(layer, operand, cuts)
+        if reads is not None:
+            return Home(_tail(layer, split, tail), True, reads)
+        return Home(_tail(layer, split, tail))
+    return Home(Cuts.none(layer.shape))
+
+
+def _follow(operand: Operand, cuts: Cuts, layer: Layer) -> Cuts | None:
+    """Carry the cuts of an operand over to the output; None if a cut dimension is read whole."""
+    bounds: list[tuple[int, ...]] = [(0, n) for n in layer.shape]
+    wraps = layer.attributes.get("padding_mode", "zeros") != "zeros"
+    for dim in cuts.dims:
+        axis = operand.access[dim]
+        if axis.out is None or (wraps and dim > 1):
+            return None
+        n, total = operand.spec.shape[dim], layer.shape[axis.out]
+        if axis.map.size(n) == total:
+            bounds[axis.out] = axis.map.own(cuts.bounds[dim], n)
+        else:
+            bounds[axis.out] = even_bounds(total, len(cuts.bounds[dim]) - 1)
+    return Cuts(tuple(bounds))
+
+
+def _summands(layer: Layer, lead: Operand, cuts: Cuts) -> tuple[Cuts, ...] | None:
+    """Cut all value operands for partial sums, if `lead` is cut only where the layer sums; else None."""
+    index = layer.operands.index(lead)
+    bounds: list[list[tuple[int, ...]]] = [[(0, n) for n in o.spec.shape] for o in layer.operands]
+    for dim in cuts.dims:
+        group = next((g for g in layer.contracts if (index, dim) in g), None)
+        if group is None:
+            return None
+        for position, paired in group:
+            bounds[position][paired] = cuts.bounds[dim]
+    return tuple(
+        Cuts(tuple(b)) for b, o in zip(bounds, layer.operands, strict=True) if o.origin is Source.VALUE
+    )
+
+
+def _large_enough(cuts: Cuts, split: Split, tail: str) -> bool:
+    """Stop tiling, under `tail=auto`, before a rank would own nothing."""
+    if tail != "auto" or split.way is not Way.SPATIAL:
+        return True
+    spatial = cuts.bounds[2:]
+    return all(b - a > 0 for bounds in spatial for a, b in zip(bounds, bounds[1:], strict=False))
+
+
+def _tail(layer: Layer, split: Split, tail: str) -> Cuts:
+    """Cut a value behind the last tiled layer: by samples where there are enough, else not at all."""
+    by_batch = any(
+        o.origin is Source.VALUE and o.access and o.access[0].out == 0 for o in layer.operands
+    ) and bool(layer.shape)
+    if split.way is not Way.SPATIAL or not by_batch or tail == "replicate":
+        return Cuts.none(layer.shape)
+    if tail == "auto" and layer.shape[0] < split.width:
+        return Cuts.none(layer.shape)
+    return Cuts.along(layer.shape, {0: split.width})
+
+
+def _weighted(layer: Layer, homes: Mapping[str, Home], split: Split) -> Home:
+    """Split a layer with weights by filters, or by the channels that it sums over."""
+    operand = layer.operands[0]
+    features = len(layer.shape) - 1 if layer.kind is Kind.LINEAR else 1
+    out = Cuts.along(layer.shape, {features: split.width})
+    group = next((g for g in layer.contracts if g[0][0] == 0), None)
+    if split.way is Way.CHANNEL and group is not None:
+        dim = group[0][1]
+        if operand.spec.shape[dim] >= split.width:
+            reads = _summands(layer, operand, Cuts.along(operand.spec.shape, {dim: split.width}))
+            if reads is not None:
+                return Home(out, True, reads)
+    if layer.attributes.get("groups", 1) > 1:
+        followed = _follow(operand, homes[operand.source].cuts, layer)
+        aligned = layer.attributes["groups"] % split.width == 0
+        return Home(followed if followed is not None and aligned else Cuts.none(layer.shape))
+    if layer.shape[features] < split.width:
+        return Home(Cuts.none(layer.shape))
+    return Home(out)

@@ -1,0 +1,239 @@
+"""Lower the layers of one stage to the operations of its group of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from shardwise.geometry import Box, Layout, messages
+from shardwise.geometry.access import needed
+from shardwise.graph import Graph, Kind, Layer, Operand, Source
+from shardwise.plan import Split
+from shardwise.program.assign import Home, assign
+from shardwise.program.losses import expand_losses
+from shardwise.program.ops import Compute, Held, Normalise, Op, Regrid, StageProgram
+
+
+def lower_stage(
+    graph: Graph,
+    layers: Sequence[Layer],
+    split: Split,
+    *,
+    departures: Collection[str],
+    tail: str = "auto",
+    batch_norm: str = "sync",
+    differentiable: Collection[str] = (),
+) -> StageProgram:
+    """Return what a group of `split.width` ranks does to compute `layers`.
+
+    Args:
+        graph: the network, for the micro-batch that the group works on.
+        layers: the layers of the stage, in order.
+        split: how they are split over the ranks.
+        departures: values that are wanted outside of the stage.
+        tail: what happens behind the last tiled layer.
+        batch_norm: whether statistics are shared (`sync`) or each rank's own (`local`).
+        differentiable: values from outside that need a gradient.
+    """
+    work = expand_losses(_alive(layers, departures))
+    homes = assign(graph, work, split, tail)
+    return _Lowering(graph, work, homes, split.width, batch_norm, frozenset(differentiable)).run(departures)
+
+
+def _alive(layers: Sequence[Layer], departures: Collection[str]) -> list[Layer]:
+    """Drop the layers that no departure depends on."""
+    wanted = set(departures)
+    result: list[Layer] = []
+    for layer in reversed(layers):
+        if layer.name in wanted:
+            wanted.update(layer.inputs)
+            result.append(layer)
+    return result[::-1]
+
+
+@dataclass
+class _Need:
+    """What the readers of one kind want of a value: the hull of their boxes."""
+
+    boxes: list[Box]
+    held: Held | None = None
+
+
+class _Lowering:
+    def __init__(
+        self,
+        graph: Graph,
+        layers: Sequence[Layer],
+        homes: dict[str, Home],
+        width: int,
+        batch_norm: str,
+        differentiable: frozenset[str],
+    ) -> None:
+        self.graph, self.layers, self.homes, self.width = graph, layers, homes, width
+        self.sync = batch_norm != "local"
+        self.grads = {name: name in differentiable for name in homes}
+        self.needs: dict[tuple[str, tuple[int, ...]], _Need] = {}
+        self.made: dict[str, Held] = {}
+        self.ops: list[Op] = []
+        self.arrivals: dict[str, Held] = {}
+        self.parameters: dict[str, Layout] = {}
+        self.buffers: dict[str, Layout] = {}
+
+    def run(self, departures: Collection[str]) -> StageProgram:
+        by_name = {layer.name: layer for layer in self.layers}
+        for layer in self.layers:
+            if layer.kind is not Kind.INPUT:
+                self._collect(layer)
+        for layer in self.layers:
+            if layer.kind is not Kind.INPUT:
+                self._emit(layer)
+        leaving = {}
+        for name in departures:
+            if name in by_name and by_name[name].kind is not Kind.INPUT:
+                leaving[name] = self._complete(name)
+        return StageProgram(
+            tuple(self.ops),
+            self.arrivals,
+            leaving,
+            self.parameters,
+            self.buffers,
+            self.width,
+            self.graph.frozen,
+        )
+
+    # What every reader needs.
+
+    def _key(self, layer: Layer) -> tuple[int, ...]:
+        """Name the way in which a layer reads its operands; readers with one key share one exchange."""
+        home = self.homes[layer.name]
+        return (-1, *home.reads[0].dims) if home.sums else home.cuts.dims
+
+    def _collect(self, layer: Layer) -> None:
+        for i, operand in enumerate(o for o in layer.operands if o.origin is Source.VALUE):
+            boxes = self._wanted(layer, operand, i)
+            key = (operand.source, self._key(layer))
+            if key in self.needs:
+                known = self.needs[key].boxes
+                self.needs[key].boxes = [a.hull(b) for a, b in zip(known, boxes, strict=True)]
+            else:
+                self.needs[key] = _Need(boxes)
+
+    def _wanted(self, layer: Layer, operand: Operand, index: int) -> list[Box]:
+        home = self.homes[layer.name]
+        if home.sums:
+            return list(home.reads[index].layout(self.width).boxes)
+        out = home.cuts.layout(self.width)
+        return [needed(operand.access, operand.spec.shape, box) for box in out.boxes]
+
+    # The operations.
+
+    def _emit(self, layer: Layer) -> None:
+        home = self.homes[layer.name]
+        reads = tuple(self._read(layer, o) for o in layer.operands)
+        layout = home.cuts.layout(self.width)
+        if home.sums:
+            layout = Layout(layout.shape, (Box.whole(layout.shape),) * self.width, layout.ranks, True)
+        grad = layer.outputs[0].is_float and any(r.grad for r in reads)
+        self.grads[layer.name] = grad
+        makes = Held(layer.name, layer.name, layout, layer.outputs[0], grad)
+        self.made[layer.name] = makes
+        if layer.kind is Kind.NORMALISATION and self.sync and _shares_statistics(layer, home):
+            self.ops.append(Normalise(layer, reads, makes, layout))
+        else:
+            self.ops.append(Compute(layer, reads, makes))
+
+    def _read(self, layer: Layer, operand: Operand) -> Held:
+        if operand.origin is not Source.VALUE:
+            return self._read_parameter(layer, operand)
+        need = self.needs[operand.source, self._key(layer)]
+        if need.held is None:
+            need.held = self._bring(operand, need, self._key(layer))
+        return need.held
+
+    def _bring(self, operand: Operand, need: _Need, key: tuple[int, ...]) -> Held:
+        """Make a value available in the boxes that its readers want."""
+        name = operand.source
+        made = self.made.get(name)
+        shape = operand.spec.shape
+        wanted = Layout(shape, tuple(need.boxes), tuple(range(self.width)))
+        count = sum(1 for (n, _), other in self.needs.items() if n == name and other.held is not None)
+        slot = f"{name}@{count}" if count or made is not None else name
+        if made is None:
+            held = Held(name, slot, wanted, operand.spec, self.grads[name])
+            self.arrivals[slot] = held
+            return held
+        return self._regrid(made, wanted, slot, f"{_word(key)} readers of {name}")
+
+    def _regrid(self, made: Held, wanted: Layout, slot: str, why: str) -> Held:
+        pairs = zip(made.layout.boxes, wanted.boxes, strict=True)
+        if not made.layout.partial and all(has.contains(box) for has, box in pairs):
+            return made
+        held = Held(made.value, slot, wanted, made.spec, made.grad)
+        self.ops.append(Regrid(made, held, messages(made.layout, wanted), why))
+        return held
+
+    def _complete(self, name: str) -> Held:
+        """Return a value that leaves the stage, at home and free of partial sums."""
+        made = self.made[name]
+        home = self.homes[name].cuts.layout(self.width)
+        return self._regrid(made, home, f"{name}@out", f"{name} leaves the stage")
+
+    def _read_parameter(self, layer: Layer, operand: Operand) -> Held:
+        home = self.homes[layer.name]
+        shape = operand.spec.shape
+        if home.sums:
+            boxes = self._summand_boxes(layer, operand, home)
+        else:
+            out = home.cuts.layout(self.width)
+            boxes = [needed(operand.access, shape, _solid(box, out.shape)) for box in out.boxes]
+        layout = Layout(shape, tuple(boxes), tuple(range(self.width)))
+        is_parameter = operand.origin is Source.PARAMETER
+        store = self.parameters if is_parameter else self.buffers
+        if operand.source in store and store[operand.source] != layout:
+            known = store[operand.source]
+            layout = Layout(
+                shape, tuple(a.hull(b) for a, b in zip(known.boxes, boxes, strict=True)), known.ranks
+            )
+        store[operand.source] = layout
+        trainable = is_parameter and operand.source not in self.graph.frozen
+        return Held(operand.source, operand.source, layout, operand.spec, trainable)
+
+    def _summand_boxes(self, layer: Layer, operand: Operand, home: Home) -> list[Box]:
+        """Cut a weight along the contraction; a bias is added by the first rank alone."""
+        shape = operand.spec.shape
+        index = layer.operands.index(operand)
+        for group in layer.contracts:
+            for position, dim in group:
+                if position == index:
+                    first = next(d for p, d in group if p == 0)
+                    parts = [box.ranges[first] for box in home.reads[0].layout(self.width).boxes]
+                    return [Box.whole(shape).replace(dim, part) for part in parts]
+        if operand.role != "bias":
+            return [Box.whole(shape)] * self.width
+        nothing = Box((0,) * len(shape), (0,) * len(shape))
+        return [Box.whole(shape)] + [nothing] * (self.width - 1)
+
+
+def _solid(box: Box, shape: Sequence[int]) -> Box:
+    """Let a rank without outputs hold the parameters of all, so that every rank has the same names."""
+    return Box.whole(shape) if box.empty else box
+
+
+def _shares_statistics(layer: Layer, home: Home) -> bool:
+    """Tell whether a dimension that the statistics run over is cut."""
+    if layer.op == "batch_norm":
+        return bool(layer.attributes["batch_statistics"]) and any(d != 1 for d in home.cuts.dims)
+    if layer.op == "instance_norm":
+        return any(d > 1 for d in home.cuts.dims)
+    if layer.op == "group_norm":
+        return any(d > 0 for d in home.cuts.dims)
+    return False
+
+
+def _word(key: Iterable[int]) -> str:
+    dims = tuple(key)
+    if not dims:
+        return "whole"
+    if dims[0] == -1:
+        return "summing"
+    return {(0,): "batch", (1,): "channel"}.get(dims, "tiled")

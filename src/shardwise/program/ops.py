@@ -1,0 +1,86 @@
+"""The lowered operations of one stage: what a group of ranks computes and exchanges, in order.
+
+One list serves the whole group. An operation holds layouts, that is, the boxes of all ranks; a rank
+executes its own part, the oracle prices any part, and the order of communications is the same on every
+rank because there is only one list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardwise.geometry import Layout, Message
+from shardwise.graph import Layer, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor as the ranks of a group hold it: which value (or parameter) it is, and in which slot it lies.
+
+    The same value can be held twice, once as it was made and once with its halo.
+    """
+
+    value: str
+    slot: str
+    layout: Layout
+    spec: TensorSpec
+    grad: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run one layer on every rank's own boxes; no communication.
+
+    `reads` has one entry per operand of the layer. `makes.layout` is partial where a contraction was cut.
+    """
+
+    layer: Layer
+    reads: tuple[Held, ...]
+    makes: Held
+
+
+@dataclass(frozen=True, slots=True)
+class Regrid:
+    """Move a tensor of the group from one layout to another."""
+
+    source: Held
+    makes: Held
+    messages: tuple[Message, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Normalise:
+    """Normalise with statistics that several ranks share: sums, one reduction, then local work.
+
+    `owned` says which part of what a rank holds enters the statistics.
+    """
+
+    layer: Layer
+    reads: tuple[Held, ...]
+    makes: Held
+    owned: Layout
+
+
+Op = Compute | Regrid | Normalise
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgram:
+    """The forward pass of one stage on one group; backward is the same list reversed.
+
+    Args:
+        ops: in execution order.
+        arrivals: values made elsewhere (model inputs, targets, other stages), as this group wants them.
+        departures: values that are used elsewhere, as this group makes them.
+        parameters: for each parameter or buffer of the stage, which box each rank needs.
+        width: the number of ranks.
+    """
+
+    ops: tuple[Op, ...]
+    arrivals: dict[str, Held]
+    departures: dict[str, Held]
+    parameters: dict[str, Layout]
+    buffers: dict[str, Layout]
+    width: int
+    frozen: frozenset[str] = field(default_factory=frozenset)
