@@ -1,5 +1,7 @@
 """Where: boxes, layouts and the index arithmetic of every layer kind. Pure integers, no torch."""
 
+from shardwise.geometry.access import Access, Axis, needed, opaque, reach, same
+from shardwise.geometry.adaptive import Adaptive
 from shardwise.geometry.axes import AxisMap, Same, Window
 from shardwise.geometry.box import Box, Range
 from shardwise.geometry.layout import (
@@ -16,20 +18,40 @@ from shardwise.geometry.layout import (
     whole,
 )
 from shardwise.geometry.messages import Message, messages
+from shardwise.geometry.padding import Padded, Segment, filling, sources
+from shardwise.geometry.parts import Groups, Part, Scaled
+from shardwise.geometry.resize import Resize
+from shardwise.geometry.transposed import Transposed
 
 __all__ = [
+    "Access",
+    "Adaptive",
+    "Axis",
     "AxisMap",
     "Box",
+    "Groups",
     "Layout",
     "Message",
+    "Padded",
+    "Part",
     "Range",
+    "Resize",
     "Same",
+    "Scaled",
+    "Segment",
+    "Transposed",
     "Window",
     "batch",
     "channel",
     "even_bounds",
+    "filling",
     "horizontal",
     "messages",
+    "needed",
+    "opaque",
+    "reach",
+    "same",
+    "sources",
     "spans",
     "split",
     "square",

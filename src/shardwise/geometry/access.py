@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwise.geometry.axes import AxisMap, Same
 from shardwise.geometry.box import Box, Range
-
+from shardwise.geometry.padding import filling
 
 SAME = Same()
 
@@ -42,28 +42,34 @@ def opaque(ndim: int) -> Access:
 
 def reach(access: Access, shape: Sequence[int], out: Box) -> tuple[Range, ...]:
     """Return the range of the operand that `out` reads per dimension, image padding included."""
-    ranges: list[Range] = []
-    for axis, n in zip(access, shape, strict=True):
-        if axis.out is None:
-            ranges.append((0, n))
-        else:
-            ranges.append(axis.map.need(out.lo[axis.out], out.hi[axis.out], n))
-    return tuple(ranges)
+    return tuple(
+        (0, n) if axis.out is None else axis.map.need(out.lo[axis.out], out.hi[axis.out], n)
+        for axis, n in zip(access, shape, strict=True)
+    )
 
 
 def needed(access: Access, shape: Sequence[int], out: Box) -> Box:
-    """Return the box of the operand that the output box `out` reads, clipped to the operand."""
-    if out.empty:
-        # An empty output reads nothing, but keeps the extents of the dimensions it does not cut.
-        ranges = [
-            (0, 0) if axis.out is not None and out.hi[axis.out] <= out.lo[axis.out] else r
-            for axis, r in zip(access, reach(access, shape, out), strict=True)
-        ]
-        return _clip(ranges, shape)
-    return _clip(reach(access, shape, out), shape)
+    """Return the box of the operand that the output box `out` reads, clipped to the operand.
+
+    Where padding is read from the image (reflect, replicate, circular) this is the hull of what is read;
+    `pieces` has the exact union.
+    """
+    return Box.of(
+        (0, n) if axis.out is None else span(axis.map, out.lo[axis.out], out.hi[axis.out], n)
+        for axis, n in zip(access, shape, strict=True)
+    )
 
 
-def _clip(ranges: Sequence[Range], shape: Sequence[int]) -> Box:
-    lo = tuple(min(max(0, a), n) for (a, _), n in zip(ranges, shape, strict=True))
-    hi = tuple(max(low, min(b, n)) for low, (_, b), n in zip(lo, ranges, shape, strict=True))
-    return Box(lo, hi)
+def span(axis: AxisMap, a: int, b: int, n: int) -> Range:
+    """Return the hull of the inputs in `[0, n)` that the outputs `[a, b)` read along one dimension."""
+    if b <= a:
+        # Nothing is read, but an empty range must still lie inside the operand.
+        return (0, 0)
+    lo, hi = axis.need(a, b, n)
+    if 0 <= lo <= hi <= n:
+        return (lo, hi)
+    filled = filling(axis, a, b, n)
+    if not filled:
+        at = min(max(0, lo), n)
+        return (at, at)
+    return (min(s.source[0] for s in filled), max(s.source[1] for s in filled))
