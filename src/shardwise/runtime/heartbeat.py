@@ -1,0 +1,212 @@
+"""Publish what this rank does, and watch the others while it waits.
+
+A thread writes one small record a second into the job's store. The main thread only sets attributes, so a
+beat costs nothing; reading other ranks' records happens only during waits that last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from shardwise.runtime.failure import end_job
+from shardwise.runtime.poller import describe
+from shardwise.runtime.watchdog import Judgement, Peer, State, judge
+
+# Less than this share of a core counts as idle: enough for real work, too much for the beating itself.
+_BUSY_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """Hold a wait that lasts: for whom, what, since when, and whether its waiter polls for a verdict."""
+
+    ranks: tuple[int, ...]
+    what: object
+    since: float
+    polled: bool
+
+
+@dataclass
+class _Sighting:
+    """Hold a peer's last record and when, by this rank's clock, its counters last moved."""
+
+    record: dict[str, object]
+    moved: float
+    heard: float
+
+
+class Heartbeat:
+    """Beat for this rank and judge its waits."""
+
+    def __init__(self, rank: int, size: int, timeout_seconds: float, store: dist.Store | None = None) -> None:
+        self.rank, self.size, self.timeout_seconds = rank, size, timeout_seconds
+        self._period = min(1.0, timeout_seconds / 8)
+        # The thread must not queue behind the main thread's blocking reads on the same connection.
+        base = store if store is not None else dist.distributed_c10d._get_default_store()
+        self._store = dist.PrefixStore("heartbeat", base.clone())
+        self._action = "starting"
+        self._count = 0
+        self._left = False
+        self._wait: _Wait | None = None
+        self._verdict: str | None = None
+        self._progress = 0
+        self._seen: dict[int, _Sighting] = {}
+        self._reported = 0.0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="shardwise-heartbeat", daemon=True)
+        self._thread.start()
+
+    def beat(self, action: str | None = None) -> None:
+        """Note progress and, if given, what this rank does now."""
+        self._count += 1
+        if action is not None:
+            self._action = action
+
+    def begin_wait(self, ranks: Sequence[int], what: object, polled: bool = True) -> None:
+        """Note that this rank waits for others; `polled` waits raise themselves when told to give up."""
+        self._verdict = None
+        self._wait = _Wait(tuple(ranks) or self._everyone(), what, time.monotonic(), polled)
+
+    def end_wait(self) -> None:
+        """Note that the wait is over, which is progress."""
+        self._wait = None
+        self._count += 1
+
+    @contextmanager
+    def waiting(self, ranks: Sequence[int], what: object) -> Iterator[None]:
+        """Watch a wait that cannot look for a verdict itself, such as one inside Gloo or NCCL."""
+        self.begin_wait(ranks, what, polled=False)
+        try:
+            yield
+        finally:
+            self.end_wait()
+
+    def verdict(self) -> str | None:
+        """Return why the current wait cannot end, or None while it can."""
+        return self._verdict
+
+    def leave(self) -> None:
+        """Tell the others that this rank will send nothing more."""
+        self._left = True
+        self._publish(0.0)
+
+    def stop(self) -> None:
+        """Stop beating."""
+        self._stopping.set()
+        self._thread.join(timeout=5 * self._period)
+
+    def _everyone(self) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.size) if rank != self.rank)
+
+    def _run(self) -> None:
+        last_count, last_cpu, last_time = -1, 0.0, time.monotonic()
+        while True:
+            now, cpu, count = time.monotonic(), time.process_time() - time.thread_time(), self._count
+            used = (cpu - last_cpu) / max(now - last_time, 1e-6)
+            if count != last_count or (self._wait is None and used > _BUSY_SHARE):
+                self._progress += 1
+            last_count, last_cpu, last_time = count, cpu, now
+            try:
+                self._publish(now)
+                self._watch(now)
+            except (dist.DistError, RuntimeError) as error:
+                # The store lives in rank 0 or the launcher: without it the job is over or ending.
+                if self._wait is not None:
+                    self._give_up(f"the job's store, kept by rank 0 or the launcher, is gone ({error})")
+            if self._stopping.wait(self._period):
+                return
+
+    def _publish(self, now: float) -> None:
+        wait = self._wait
+        state = State.LEFT if self._left else State.WAITING if wait is not None else State.BUSY
+        record = {
+            "state": state.value,
+            "waits_for": list(wait.ranks) if wait is not None else [],
+            "action": describe(wait.what) if wait is not None else self._action,
+            "progress": self._progress,
+            "tick": now,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        self._store.set(str(self.rank), json.dumps(record))
+
+    def _watch(self, now: float) -> None:
+        wait = self._wait
+        if wait is None or now - wait.since < self._period:
+            self._seen.clear()
+            return
+        peers = self._look(now)
+        waited = now - wait.since
+        found = judge(self.rank, wait.ranks, waited, peers, self.timeout_seconds)
+        if wait is not self._wait:
+            return
+        if found.fatal:
+            self._give_up(found.reason)
+        elif waited > self.timeout_seconds / 2 and now - self._reported > self.timeout_seconds / 2:
+            self._report(wait, waited, found, now)
+
+    def _look(self, now: float) -> dict[int, Peer]:
+        # Only keys that exist: reading a missing one would block until it appears.
+        ranks = [rank for rank in self._everyone() if self._store.check([str(rank)])]
+        peers: dict[int, Peer] = {}
+        for rank, text in zip(ranks, self._store.multi_get([str(r) for r in ranks]), strict=True):
+            record = json.loads(text)
+            record["cpu"] = _cpu_ticks(record)
+            seen = self._seen.get(rank)
+            if seen is None:
+                seen = self._seen[rank] = _Sighting(record, now, now)
+            if record["tick"] != seen.record["tick"]:
+                seen.heard = now
+            elif record["state"] == State.BUSY.value and record["cpu"] != seen.record["cpu"]:
+                # Its heartbeat is starved by a computation that holds the interpreter; it does compute.
+                seen.heard = seen.moved = now
+            if record["progress"] != seen.record["progress"] or record["state"] != seen.record["state"]:
+                seen.moved = now
+            seen.record = record
+            peers[rank] = Peer(
+                State(record["state"]),
+                tuple(record["waits_for"]),
+                record["action"],
+                now - seen.moved,
+                now - seen.heard,
+            )
+        return peers
+
+    def _report(self, wait: _Wait, waited: float, found: Judgement, now: float) -> None:
+        self._reported = now
+        text = f"shardwise: {describe(wait.what)}: waiting for {waited:.0f} s; {found.reason}"
+        print(text, file=sys.stderr, flush=True)
+
+    def _give_up(self, reason: str) -> None:
+        wait = self._wait
+        if wait is None or self._verdict is not None:
+            return
+        self._verdict = reason
+        if wait.polled:
+            return
+        waited = time.monotonic() - wait.since
+        text = f"shardwise: {describe(wait.what)}: gave up after {waited:.1f} s: {reason}"
+        print(text, file=sys.stderr, flush=True)
+        end_job(1)
+
+
+def _cpu_ticks(record: dict[str, object]) -> int | None:
+    """Return the processor time of a rank on this node, or None where it cannot be read."""
+    if record["host"] != socket.gethostname():
+        return None
+    try:
+        with open(f"/proc/{record['pid']}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[11]) + int(fields[12])

@@ -1,0 +1,189 @@
+"""Collectives that add, compare or combine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwise.runtime.mpi import types
+from shardwise.runtime.mpi.buffers import Finish, direct, flat_readable, memory, readable
+from shardwise.runtime.mpi.core import Core, as_list, in_chain
+from shardwise.runtime.mpi.library import load
+from shardwise.runtime.mpi.work import Batch, MPIWork
+
+_SUM = dist.ReduceOp(dist.ReduceOp.SUM)
+
+
+def _prepared(tensor: Tensor, op: dist.ReduceOp) -> Tensor:
+    """Return what this rank contributes: widened, scaled and contiguous; the tensor itself if it can be."""
+    ready = tensor.float() if tensor.dtype in types.WIDENED else tensor
+    scale = types.factor(op)
+    return readable(ready if scale is None else ready * scale)
+
+
+def _owned(tensor: Tensor, op: dist.ReduceOp) -> Tensor:
+    """Like `_prepared`, in memory that MPI may overwrite with the result."""
+    ready = _prepared(tensor, op)
+    # `contiguous()` and `cpu()` return views of their argument when there is nothing to do.
+    return ready if ready is tensor or ready.data_ptr() != tensor.data_ptr() else ready.clone()
+
+
+def _average(tensor: Tensor, size: int) -> None:
+    if tensor.dtype == torch.bool:
+        return
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.div_(size)
+    else:
+        tensor.div_(size, rounding_mode="trunc")
+
+
+class Reductions(Core):
+    """All-reduce, reduce and reduce-scatter in all their forms."""
+
+    def _settle(self, tensor: Tensor, result: Tensor, op: dist.ReduceOp) -> Finish | None:
+        """Return what turns the reduced buffer into the tensor's final value, if anything is left to do."""
+        average = types.is_average(op)
+        if result is tensor and not average:
+            return None
+
+        def finish() -> None:
+            with torch.no_grad():
+                if average:
+                    _average(result, self._size)
+                if result is not tensor:
+                    tensor.copy_(result.view(tensor.shape))
+
+        return finish
+
+    def _start_allreduce(self, tensor: Tensor, op: dist.ReduceOp) -> tuple[Any, Tensor, Finish | None]:
+        buffer = _owned(tensor, op)
+        dtype = buffer.dtype
+        spec = [memory(buffer), buffer.numel(), types.datatype(dtype)]
+        request = self.comm.Iallreduce(load().IN_PLACE, spec, types.operation(op, dtype))
+        return request, buffer, self._settle(tensor, buffer, op)
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> MPIWork:
+        """Start an all-reduce in place."""
+        tensors = as_list(tensors)
+        if len(tensors) != 1:
+            return self.allreduce_coalesced(tensors, opts)
+        request, keep, finish = self._start_allreduce(tensors[0], _op(opts))
+        return self.submit(request, "all_reduce", tensors, keep, _options(opts), finish)
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> MPIWork:
+        """Start the all-reduces of several tensors."""
+        started = [self._start_allreduce(tensor, _op(opts)) for tensor in tensors]
+        return self.submit(
+            Batch([entry[0] for entry in started]),
+            "all_reduce_coalesced",
+            list(tensors),
+            started,
+            _options(opts),
+            in_chain([entry[2] for entry in started]),
+        )
+
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> MPIWork:
+        """Start a reduction whose result only the root receives."""
+        tensors = as_list(tensors)
+        root = opts if isinstance(opts, int) else opts.rootRank
+        reduce_op = _op(op) if isinstance(opts, int) else _op(opts)
+        (tensor,) = tensors
+        is_root = self._rank == root
+        buffer = _owned(tensor, reduce_op) if is_root else _prepared(tensor, reduce_op)
+        spec = [memory(buffer), buffer.numel(), types.datatype(buffer.dtype)]
+        mpi_op = types.operation(reduce_op, buffer.dtype)
+        if is_root:
+            request = self.comm.Ireduce(load().IN_PLACE, spec, mpi_op, root)
+        else:
+            request = self.comm.Ireduce(spec, None, mpi_op, root)
+        finish = self._settle(tensor, buffer, reduce_op) if is_root else None
+        return self.submit(request, "reduce", tensors, buffer, _options(opts), finish)
+
+    def _start_reduce_scatter(
+        self, output: Tensor, flat: Tensor, op: dist.ReduceOp
+    ) -> tuple[Any, object, Finish | None]:
+        """Start a reduce-scatter of a flat input of `size` equal parts."""
+        if flat.numel() != output.numel() * self._size:
+            raise ValueError(
+                f"reduce_scatter: input has {flat.numel()} elements, output {output.numel()}; "
+                f"with {self._size} ranks the input needs {output.numel() * self._size}"
+            )
+        source = _prepared(flat, op)
+        kind = types.datatype(source.dtype)
+        if source.dtype == output.dtype and direct(output):
+            result = output
+        else:
+            result = torch.empty(output.numel(), dtype=source.dtype, device=source.device)
+        request = self.comm.Ireduce_scatter_block(
+            [memory(source), source.numel(), kind],
+            [memory(result), result.numel(), kind],
+            types.operation(op, source.dtype),
+        )
+        return request, (source, result), self._settle(output, result, op)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> MPIWork:
+        """Start a reduce-scatter of a list of tensors, which may differ in size between ranks."""
+        (output,) = as_list(outputs)
+        parts: list[Tensor] = list(inputs[0]) if isinstance(inputs[0], (list, tuple)) else list(inputs)
+        op = _op(opts)
+        counts = [part.numel() for part in parts]
+        flat = flat_readable(parts)
+        if all(count == counts[0] for count in counts):
+            request, keep, finish = self._start_reduce_scatter(output, flat, op)
+        else:
+            source = _prepared(flat, op)
+            result = torch.empty(output.numel(), dtype=source.dtype, device=source.device)
+            kind = types.datatype(source.dtype)
+            request = self.comm.Ireduce_scatter(
+                [memory(source), source.numel(), kind],
+                [memory(result), result.numel(), kind],
+                counts,
+                types.operation(op, source.dtype),
+            )
+            keep, finish = (source, result), self._settle(output, result, op)
+        return self.submit(request, "reduce_scatter", [output], (keep, flat), _options(opts), finish)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> MPIWork:
+        """Start a reduce-scatter of one tensor of `size` equal parts."""
+        request, keep, finish = self._start_reduce_scatter(output, input, _op(opts))
+        return self.submit(request, "reduce_scatter_tensor", [output], keep, _options(opts), finish)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> MPIWork:
+        """Start the reduce-scatters of several tensors."""
+        started = [
+            self._start_reduce_scatter(output, source, _op(opts))
+            for output, source in zip(outputs, inputs, strict=True)
+        ]
+        return self.submit(
+            Batch([entry[0] for entry in started]),
+            "reduce_scatter_tensor_coalesced",
+            list(outputs),
+            started,
+            _options(opts),
+            in_chain([entry[2] for entry in started]),
+        )
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _op(opts: Any) -> dist.ReduceOp:
+    if opts is None:
+        return _SUM
+    if isinstance(opts, dist.ReduceOp):
+        return opts
+    if isinstance(opts, dist.ReduceOp.RedOpType):
+        return dist.ReduceOp(opts)
+    return opts.reduceOp  # type: ignore[no-any-return]
+
+
+def _options(opts: Any) -> Any:
+    """Return torch's options object, or None when only an operation or a root was given."""
+    return None if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType, int)) else opts

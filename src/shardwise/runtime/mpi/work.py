@@ -1,0 +1,153 @@
+"""The handle of an operation under way: torch's `Work` over one MPI request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwise.runtime.mpi.buffers import Finish
+from shardwise.runtime.poller import Poller, Request
+
+
+class Batch:
+    """Make several requests look like one."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._pending = list(requests)
+
+    def Test(self) -> bool:
+        """Return whether all requests are complete."""
+        self._pending = [request for request in self._pending if not request.Test()]
+        return not self._pending
+
+
+class Label:
+    """Describe an operation for error messages; formatted only when one is raised."""
+
+    __slots__ = ("_group_name", "_name", "_peer", "_rank", "_tensors")
+
+    def __init__(self, name: str, rank: int, peer: int | None, tensors: Sequence[Tensor], group: str) -> None:
+        self._name, self._rank, self._peer = name, rank, peer
+        self._tensors, self._group_name = tensors, group
+
+    def __str__(self) -> str:
+        parts = [f"rank {self._rank}: {self._name}"]
+        if self._peer is not None:
+            parts.append(f"peer rank {self._peer}" if self._peer >= 0 else "any peer")
+        shown = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in self._tensors[:3]]
+        if len(self._tensors) > 3:
+            shown.append(f"and {len(self._tensors) - 3} more")
+        if shown:
+            parts.append("tensor " + ", ".join(shown))
+        return ", ".join(parts) + f" (group {self._group_name})"
+
+
+class MPIWork(dist.Work):
+    """Wait for, or ask after, one operation of the backend."""
+
+    def __init__(
+        self,
+        poller: Poller,
+        request: Request,
+        deadline_seconds: float,
+        label: Label,
+        ranks: Sequence[int],
+        outputs: list[Tensor],
+        keep: object,
+        finish: Finish | None = None,
+    ) -> None:
+        super().__init__()
+        self._poller = poller
+        self._request: Request | None = request
+        self._deadline_seconds = deadline_seconds
+        self._label = label
+        self._ranks = ranks
+        self._outputs = outputs
+        # MPI does not own the buffers: they live as long as the request does.
+        self._keep = keep
+        self._finish = finish
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return when the operation is complete, or raise `StalledError` after the timeout."""
+        request = self._request
+        if request is not None:
+            seconds = self._deadline_seconds
+            # Callers in C++ pass zero for "no timeout given".
+            if timeout is not None and (asked := timeout.total_seconds()) > 0:
+                seconds = asked
+            self._poller.wait(request, seconds, self._label, self._ranks)
+            self._complete()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the operation is complete, letting it progress meanwhile."""
+        if self._request is not None:
+            if not self._request.Test():
+                return False
+            self._complete()
+        return True
+
+    def is_success(self) -> bool:
+        """Return whether the operation completed; failures are raised by `wait`."""
+        return self.is_completed()
+
+    def synchronize(self) -> None:
+        """Wait, because host memory has no stream to order behind."""
+        self.wait()
+
+    def result(self) -> list[Tensor]:
+        """Return the tensors that were written."""
+        self.wait()
+        return self._outputs
+
+    def get_future(self) -> Any:
+        """Return a completed future of the outputs.
+
+        A future's waiters sleep in C++, where nobody would drive MPI, so this waits first.
+        """
+        self.wait()
+        future: Any = torch.futures.Future()
+        future.set_result(self._outputs)
+        return future
+
+    def _complete(self) -> None:
+        self._request = None
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
+        self._keep = None
+
+    def __del__(self) -> None:
+        request = getattr(self, "_request", None)
+        if request is not None:
+            self._poller.adopt(request, (self._keep, self._outputs))
+
+
+class ReceivedFromAny(MPIWork):
+    """A receive from whichever rank sends first, which then says who it was."""
+
+    status: Any = None
+    members: Sequence[int] = ()
+
+    def _source_rank(self) -> int:
+        return self.members[int(self.status.Get_source())]
+
+    def source_rank(self) -> int:
+        """Return the global rank the message came from."""
+        return self._source_rank()
+
+
+class StatusRequest:
+    """A request whose test also fills in a status."""
+
+    def __init__(self, request: Any, status: Any) -> None:
+        self._request, self._status = request, status
+
+    def Test(self) -> bool:
+        """Return whether the request is complete."""
+        return bool(self._request.Test(self._status))

@@ -1,0 +1,160 @@
+"""One poller through which every wait for a message goes.
+
+A wait first spins, because most messages are a few microseconds away. A longer one yields the core
+between tests, and once it is certain that nothing is about to arrive it sleeps, so that ranks sharing a
+core with it can compute what it is waiting for:
+
+    0 ............ spin_seconds ............ yield_seconds ............ completion or deadline
+       test, test       test, sched_yield          test, sleep (growing to max_sleep_seconds)
+
+With a core per rank there is nobody to make room for soon, so the yielding phase is much longer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shardwise.runtime.errors import StalledError
+
+
+class Request(Protocol):
+    """Describe what is waited for: `Test` drives progress and tells whether it is complete."""
+
+    def Test(self) -> bool:
+        """Return whether the request is complete."""
+
+
+class Watch(Protocol):
+    """Be told of waits that last, and say when one cannot end any more."""
+
+    def begin_wait(self, ranks: Sequence[int], what: object) -> None:
+        """Note that this rank waits for the given ones."""
+
+    def end_wait(self) -> None:
+        """Note that the wait is over."""
+
+    def verdict(self) -> str | None:
+        """Return why the current wait cannot end, or None."""
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Hold how long a wait spins and yields before it sleeps."""
+
+    spin_seconds: float
+    yield_seconds: float
+    max_sleep_seconds: float
+
+
+SPARE_CORES = Backoff(spin_seconds=100e-6, yield_seconds=50e-3, max_sleep_seconds=200e-6)
+OVERSUBSCRIBED = Backoff(spin_seconds=50e-6, yield_seconds=2e-3, max_sleep_seconds=500e-6)
+
+# A wait that lasts this long is published, so that other ranks see who waits for whom.
+_PUBLISH_SECONDS = 0.25
+_TESTS_PER_CLOCK = 8
+
+
+def cores() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Poller:
+    """Wait for requests without starving other ranks, within a deadline, under a watch."""
+
+    def __init__(self, backoff: Backoff, drive: Callable[[], object] | None = None) -> None:
+        self.backoff = backoff
+        self.drive = drive
+        self.watch: Watch | None = None
+        self._adopted: list[tuple[Request, object]] = []
+
+    def wait(
+        self, request: Request, deadline_seconds: float, what: object, ranks: Sequence[int] = ()
+    ) -> None:
+        """Return when the request is complete, or raise `StalledError` that names `what`."""
+        test = request.Test
+        for _ in range(_TESTS_PER_CLOCK):
+            if test():
+                return
+        self._wait_longer(test, deadline_seconds, what, ranks)
+
+    def wait_all(
+        self, requests: Sequence[Request], deadline_seconds: float, what: object, ranks: Sequence[int] = ()
+    ) -> None:
+        """Return when all requests are complete; `what` may be a callable that describes them."""
+        pending = [request for request in requests if not request.Test()]
+        if not pending:
+            return
+
+        def test() -> bool:
+            pending[:] = [request for request in pending if not request.Test()]
+            return not pending
+
+        self._wait_longer(test, deadline_seconds, what, ranks)
+
+    def _wait_longer(
+        self, test: Callable[[], bool], deadline_seconds: float, what: object, ranks: Sequence[int]
+    ) -> None:
+        clock = time.perf_counter
+        start = clock()
+        backoff = self.backoff
+        spin_end = start + backoff.spin_seconds
+        while True:
+            for _ in range(_TESTS_PER_CLOCK):
+                if test():
+                    return
+            if clock() >= spin_end:
+                break
+        yield_end = min(start + backoff.yield_seconds, start + deadline_seconds)
+        give_way = os.sched_yield
+        while clock() < yield_end:
+            give_way()
+            if test():
+                return
+        self._sleep_until(test, start, deadline_seconds, what, ranks)
+
+    def _sleep_until(
+        self,
+        test: Callable[[], bool],
+        start: float,
+        deadline_seconds: float,
+        what: object,
+        ranks: Sequence[int],
+    ) -> None:
+        clock, watch = time.perf_counter, None
+        pause = self.backoff.max_sleep_seconds / 8
+        try:
+            while not test():
+                waited = clock() - start
+                if waited > deadline_seconds:
+                    raise StalledError(f"{describe(what)}: not complete after {waited:.1f} s")
+                if watch is None and self.watch is not None and waited > _PUBLISH_SECONDS:
+                    watch = self.watch
+                    watch.begin_wait(ranks, what)
+                if watch is not None and (reason := watch.verdict()) is not None:
+                    raise StalledError(f"{describe(what)}: gave up after {waited:.1f} s: {reason}")
+                time.sleep(pause)
+                pause = min(pause * 1.5, self.backoff.max_sleep_seconds)
+        finally:
+            if watch is not None:
+                watch.end_wait()
+
+    def adopt(self, request: Request, buffers: object) -> None:
+        """Keep a request that nobody will wait for, and its buffers, until it is complete."""
+        self._adopted.append((request, buffers))
+
+    def progress(self) -> None:
+        """Let outstanding messages advance; to be called between computations."""
+        if self.drive is not None:
+            self.drive()
+        if self._adopted:
+            self._adopted[:] = [entry for entry in self._adopted if not entry[0].Test()]
+
+
+def describe(what: Any) -> str:
+    """Return the text of a description, which may be a callable so that fast waits never format it."""
+    return str(what() if callable(what) else what)

@@ -1,0 +1,177 @@
+"""Join the job: who we are, which backend and device, how many threads; and leave it cleanly."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from shardwise.runtime import mpi
+from shardwise.runtime.environment import Place, detect
+from shardwise.runtime.errors import TransportError
+from shardwise.runtime.failure import end_job_on_exception, failed, restore_hook
+from shardwise.runtime.heartbeat import Heartbeat
+from shardwise.runtime.mpi import library
+from shardwise.runtime.poller import cores
+from shardwise.runtime.rendezvous import open_store
+
+DEFAULT_TIMEOUT_SECONDS = 120.0
+# The hard limit of a single operation, whatever its peers do; torch's own default.
+_OPERATION_LIMIT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class Session:
+    """Describe the job this process has joined."""
+
+    place: Place
+    backend: str
+    device: torch.device
+    threads: int
+    timeout_seconds: float
+    owns_group: bool
+
+    @property
+    def rank(self) -> int:
+        """Return this process's rank in the job."""
+        return self.place.rank
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks in the job."""
+        return self.place.size
+
+
+_session: Session | None = None
+_heartbeat: Heartbeat | None = None
+
+
+def init(backend: str | None = None, timeout: float | timedelta | None = None) -> Session:
+    """Join the job this process was started in, or make a world of one; later calls return the same session.
+
+    Args:
+        backend: "nccl", "gloo" or "mpi4py"; by default NCCL with CUDA devices, else mpi4py when started
+            by an MPI launcher, else Gloo. `SHARDWISE_BACKEND` sets another default.
+        timeout: seconds without progress of a peer after which a wait ends the job; default 120, or
+            `SHARDWISE_TIMEOUT`.
+    """
+    global _session, _heartbeat
+    if _session is not None:
+        if backend is not None and backend != _session.backend:
+            raise TransportError(
+                f"init(backend={backend!r}): this process already joined with {_session.backend!r}; "
+                "call finalize() first"
+            )
+        return _session
+    place = detect()
+    chosen = choose_backend(backend, place)
+    seconds = _timeout_seconds(timeout)
+    device = _choose_device(chosen, place)
+    threads = _set_threads(place)
+    owns_group = not dist.is_initialized()
+    if owns_group:
+        if chosen == mpi.BACKEND:
+            mpi.register()
+            library.check_world(place) if place.speaks_mpi else None
+        store = open_store(place, chosen)
+        dist.init_process_group(
+            chosen, store=store, rank=place.rank, world_size=place.size, timeout=_OPERATION_LIMIT
+        )
+    _session = Session(place, chosen, device, threads, seconds, owns_group)
+    if place.size > 1:
+        end_job_on_exception(place)
+        _heartbeat = Heartbeat(place.rank, place.size, seconds)
+        if chosen == mpi.BACKEND:
+            mpi.poller().watch = _heartbeat
+    atexit.register(finalize)
+    return _session
+
+
+def finalize() -> None:
+    """Leave the job together with all other ranks; without effect when nothing was joined."""
+    global _session, _heartbeat
+    if _session is None:
+        return
+    session, _session = _session, None
+    heartbeat, _heartbeat = _heartbeat, None
+    atexit.unregister(finalize)
+    if failed():
+        # The others are being ended; waiting for them here would only delay that.
+        return
+    if heartbeat is not None:
+        heartbeat.leave()
+    if session.owns_group and dist.is_initialized():
+        if session.size > 1:
+            dist.barrier()
+        if heartbeat is not None:
+            heartbeat.stop()
+        dist.destroy_process_group()
+    if session.backend == mpi.BACKEND:
+        mpi.poller().watch = None
+    restore_hook()
+
+
+def current() -> Session:
+    """Return the session of this process, or say that there is none."""
+    if _session is None:
+        raise TransportError("no session: call shardwise.init() first")
+    return _session
+
+
+def heartbeat() -> Heartbeat | None:
+    """Return this rank's heartbeat; there is none in a world of one."""
+    return _heartbeat
+
+
+def progress(action: str | None = None) -> None:
+    """Note what this rank does now and let outstanding messages advance; called between computations."""
+    if _heartbeat is not None:
+        _heartbeat.beat(action)
+    if _session is not None and _session.backend == mpi.BACKEND:
+        mpi.poller().progress()
+
+
+def choose_backend(asked: str | None, place: Place) -> str:
+    """Return the backend asked for, or the best one for this place."""
+    name = asked or os.environ.get("SHARDWISE_BACKEND")
+    if name is None:
+        if torch.cuda.is_available():
+            return "nccl"
+        return mpi.BACKEND if place.speaks_mpi and library.installed() else "gloo"
+    if name not in ("nccl", "gloo", mpi.BACKEND):
+        raise ValueError(f"backend: found {name!r}; expected 'nccl', 'gloo' or '{mpi.BACKEND}'")
+    if name == "nccl" and not torch.cuda.is_available():
+        raise ValueError("backend: 'nccl' needs a CUDA device and none is visible; use 'gloo' or 'mpi4py'")
+    return name
+
+
+def _choose_device(backend: str, place: Place) -> torch.device:
+    if not torch.cuda.is_available() or backend == "gloo":
+        return torch.device("cpu")
+    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _set_threads(place: Place) -> int:
+    """Share this node's cores among its ranks, unless the user decided."""
+    if "OMP_NUM_THREADS" not in os.environ and place.local_size > 1:
+        torch.set_num_threads(max(1, cores() // place.local_size))
+    return torch.get_num_threads()
+
+
+def _timeout_seconds(timeout: float | timedelta | None) -> float:
+    if timeout is None:
+        text = os.environ.get("SHARDWISE_TIMEOUT", str(DEFAULT_TIMEOUT_SECONDS))
+        try:
+            timeout = float(text)
+        except ValueError:
+            raise ValueError(f"SHARDWISE_TIMEOUT: found {text!r}; expected seconds, such as 120") from None
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if seconds <= 0:
+        raise ValueError(f"timeout: found {seconds} s; expected more than zero")
+    return seconds
