@@ -89,8 +89,8 @@ def test_amoebanet_rounds_to_torchgpipes_table_and_is_near_gpipes(
 ) -> None:
     millions = parameters(on_meta(name)) / 1e6
     assert round(millions, digits) == torchgpipe_millions
-    # GPipe prints 1.8 B with two digits, so 3 % is what its rounding allows.
-    assert millions == pytest.approx(gpipe_millions, rel=0.03)
+    # GPipe's own table is up to 0.6 % off torchgpipe's, more than its rounding explains; 1.8 B is two digits.
+    assert millions == pytest.approx(gpipe_millions, rel=0.03 if gpipe_millions == 1800 else 0.007)
 
 
 @pytest.mark.parametrize("size", [16, 128, 256, 512])
