@@ -4,6 +4,7 @@ from shardwise.geometry.access import Access, Axis, needed, opaque, reach, same
 from shardwise.geometry.adaptive import Adaptive
 from shardwise.geometry.axes import AxisMap, Same, Window
 from shardwise.geometry.box import Box, Range
+from shardwise.geometry.chain import Held, Node, held, owned
 from shardwise.geometry.layout import (
     Layout,
     batch,
@@ -17,9 +18,12 @@ from shardwise.geometry.layout import (
     vertical,
     whole,
 )
+from shardwise.geometry.local import LocalWindow, local, local_box
 from shardwise.geometry.messages import Message, messages
 from shardwise.geometry.padding import Padded, Segment, filling, sources
 from shardwise.geometry.parts import Groups, Part, Scaled
+from shardwise.geometry.pieces import Piece, pieces
+from shardwise.geometry.price import halo_bytes, redundant_fraction, work
 from shardwise.geometry.resize import Resize
 from shardwise.geometry.transposed import Transposed
 
@@ -30,10 +34,14 @@ __all__ = [
     "AxisMap",
     "Box",
     "Groups",
+    "Held",
     "Layout",
+    "LocalWindow",
     "Message",
+    "Node",
     "Padded",
     "Part",
+    "Piece",
     "Range",
     "Resize",
     "Same",
@@ -45,11 +53,18 @@ __all__ = [
     "channel",
     "even_bounds",
     "filling",
+    "halo_bytes",
+    "held",
     "horizontal",
+    "local",
+    "local_box",
     "messages",
     "needed",
     "opaque",
+    "owned",
+    "pieces",
     "reach",
+    "redundant_fraction",
     "same",
     "sources",
     "spans",
@@ -58,4 +73,5 @@ __all__ = [
     "tiles",
     "vertical",
     "whole",
+    "work",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,33 +49,54 @@ class Box:
     @property
     def size(self) -> int:
         """Return the number of elements."""
-        return math.prod(self.shape)
+        product = 1
+        for lo, hi in zip(self.lo, self.hi, strict=True):
+            if hi <= lo:
+                return 0
+            product *= hi - lo
+        return product
 
     @property
     def empty(self) -> bool:
         """Tell whether the box holds no element."""
-        return any(hi <= lo for lo, hi in zip(self.lo, self.hi, strict=True))
+        # A plain loop: this and `meets` are asked millions of times for deep networks on many ranks.
+        for lo, hi in zip(self.lo, self.hi, strict=True):  # noqa: SIM110
+            if hi <= lo:
+                return True
+        return False
+
+    def meets(self, other: Box) -> bool:
+        """Tell whether the two boxes have an element in common."""
+        for a, b, c, d in zip(self.lo, self.hi, other.lo, other.hi, strict=True):
+            if (b if b < d else d) <= (a if a > c else c):
+                return False
+        return True
 
     def intersect(self, other: Box) -> Box:
         """Return the common part; an empty box if there is none."""
+        self._alike(other)
         lo = tuple(map(max, self.lo, other.lo))
-        hi = tuple(max(a, min(b, c)) for a, b, c in zip(lo, self.hi, other.hi, strict=True))
-        return Box(lo, hi)
+        return Box(lo, tuple(map(max, lo, map(min, self.hi, other.hi))))
 
     def hull(self, other: Box) -> Box:
         """Return the smallest box that contains both; an empty box adds nothing."""
+        self._alike(other)
         if self.empty:
             return other
         if other.empty:
             return self
         return Box(tuple(map(min, self.lo, other.lo)), tuple(map(max, self.hi, other.hi)))
 
+    def _alike(self, other: Box) -> None:
+        if len(self.lo) != len(other.lo):
+            raise ValueError(f"Box: {self} and {other} have different numbers of dimensions")
+
     def contains(self, other: Box) -> bool:
         """Tell whether every element of `other` is in this box."""
-        return other.empty or (
-            all(a <= b for a, b in zip(self.lo, other.lo, strict=True))
-            and all(a >= b for a, b in zip(self.hi, other.hi, strict=True))
-        )
+        for a, b, c, d in zip(self.lo, self.hi, other.lo, other.hi, strict=True):
+            if c < a or d > b:
+                return other.empty
+        return True
 
     def shift(self, offset: Sequence[int]) -> Box:
         """Return the box moved by `offset`."""
@@ -100,11 +120,11 @@ class Box:
 
     def minus(self, other: Box) -> Iterator[Box]:
         """Yield disjoint boxes that together are this box without `other`."""
-        common = self.intersect(other)
-        if common.empty:
+        if not self.meets(other):
             if not self.empty:
                 yield self
             return
+        common = self.intersect(other)
         rest = self
         for dim in range(self.ndim):
             if rest.lo[dim] < common.lo[dim]:

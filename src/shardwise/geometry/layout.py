@@ -29,10 +29,11 @@ class Layout:
             raise ValueError(f"Layout: {len(self.boxes)} boxes for {len(self.ranks)} ranks; give one each")
         if len(set(self.ranks)) != len(self.ranks):
             raise ValueError(f"Layout: ranks {self.ranks} name a rank twice")
+        everything = Box.whole(self.shape)
         for rank, box in zip(self.ranks, self.boxes, strict=True):
             if box.ndim != len(self.shape):
                 raise ValueError(f"Layout: rank {rank} has a {box.ndim}-D box in shape {self.shape}")
-            if not box.empty and not Box.whole(self.shape).contains(box):
+            if not everything.contains(box):
                 raise ValueError(f"Layout: rank {rank} holds {box}, outside of the shape {self.shape}")
 
     def box(self, rank: int) -> Box:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shardwise.geometry.box import Box
 from shardwise.geometry.layout import Layout
@@ -18,6 +19,7 @@ class Message:
     box: Box
 
 
+@lru_cache(maxsize=1024)
 def messages(src: Layout, dst: Layout) -> tuple[Message, ...]:
     """List the copies that take a tensor from layout `src` to layout `dst`.
 
@@ -49,8 +51,11 @@ def _pull(src: Layout, dst: Layout) -> tuple[Message, ...]:
         if wanted.empty:
             continue
         if src.partial:
-            pieces = [(s, wanted.intersect(b)) for s, b in zip(src.ranks, src.boxes, strict=True)]
-            result += [Message(s, target, piece) for s, piece in pieces if not piece.empty]
+            result += [
+                Message(source, target, wanted.intersect(box))
+                for source, box in zip(src.ranks, src.boxes, strict=True)
+                if wanted.meets(box)
+            ]
         else:
             result += _cover(wanted, target, i * len(src.ranks) // len(dst.ranks), src)
     return tuple(result)
@@ -60,22 +65,24 @@ def _cover(wanted: Box, target: int, preferred: int, src: Layout) -> list[Messag
     """Cut `wanted` into pieces that single sources hold, asking the target itself first."""
     rest = [wanted]
     result: list[Message] = []
-    for source, box in _preference(target, preferred, src):
+    for source, box in _preference(wanted, target, preferred, src):
         left: list[Box] = []
         for part in rest:
-            piece = part.intersect(box)
-            if not piece.empty:
-                result.append(Message(source, target, piece))
-            left.extend(part.minus(box))
+            if part.meets(box):
+                result.append(Message(source, target, part.intersect(box)))
+                left.extend(part.minus(box))
+            else:
+                left.append(part)
         rest = left
         if not rest:
             break
     return result
 
 
-def _preference(target: int, preferred: int, src: Layout) -> Sequence[tuple[int, Box]]:
+def _preference(wanted: Box, target: int, preferred: int, src: Layout) -> Sequence[tuple[int, Box]]:
+    """List the sources that hold anything of `wanted`: the target itself, then round from `preferred`."""
     pairs = list(zip(src.ranks, src.boxes, strict=True))
-    order = pairs[preferred:] + pairs[:preferred]
+    order = [pair for pair in pairs[preferred:] + pairs[:preferred] if wanted.meets(pair[1])]
     return [p for p in order if p[0] == target] + [p for p in order if p[0] != target]
 
 
@@ -92,7 +99,8 @@ def _one_to_one(src: Layout, dst: Layout) -> tuple[Message, ...]:
             if stay:
                 rest = [rest[0].intersect(src.box(target))]
             for box in taken:
-                rest = [piece for part in rest for piece in part.minus(box)]
+                if rest and any(part.meets(box) for part in rest):
+                    rest = [piece for part in rest for piece in part.minus(box)]
             for part in rest:
                 if not part.empty:
                     result += _cover(part, target, 0, src)
