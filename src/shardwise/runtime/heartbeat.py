@@ -15,8 +15,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from shardwise.runtime.failure import end_job
 from shardwise.runtime.poller import describe
@@ -48,12 +50,12 @@ class _Sighting:
 class Heartbeat:
     """Beat for this rank and judge its waits."""
 
-    def __init__(self, rank: int, size: int, timeout_seconds: float, store: dist.Store | None = None) -> None:
+    def __init__(self, rank: int, size: int, timeout_seconds: float, store: Store | None = None) -> None:
         self.rank, self.size, self.timeout_seconds = rank, size, timeout_seconds
         self._period = min(1.0, timeout_seconds / 8)
         # The thread must not queue behind the main thread's blocking reads on the same connection.
-        base = store if store is not None else dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore("heartbeat", base.clone())
+        base: Any = store if store is not None else dist.distributed_c10d._get_default_store()
+        self._store = PrefixStore("heartbeat", base.clone())
         self._action = "starting"
         self._count = 0
         self._left = False

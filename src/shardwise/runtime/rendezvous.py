@@ -6,7 +6,7 @@ import os
 import socket
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from shardwise.runtime.environment import Place, first_host
 from shardwise.runtime.errors import TransportError
@@ -15,10 +15,10 @@ from shardwise.runtime.mpi import library
 _JOIN_LIMIT = timedelta(seconds=300)
 
 
-def open_store(place: Place, backend: str) -> dist.Store:
+def open_store(place: Place, backend: str) -> Store:
     """Return a store all ranks of the job share."""
     if place.size == 1:
-        return dist.HashStore()
+        return HashStore()
     if place.speaks_mpi and library.installed():
         return _over_mpi(place)
     if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
@@ -27,22 +27,22 @@ def open_store(place: Place, backend: str) -> dist.Store:
         host = first_host(os.environ["SLURM_STEP_NODELIST"])
         # Jobs that share a node need different ports, and all ranks of one must agree without talking.
         port = 20000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 20000
-        return dist.TCPStore(host, port, place.size, place.rank == 0, _JOIN_LIMIT)
+        return TCPStore(host, port, place.size, place.rank == 0, _JOIN_LIMIT)
     raise TransportError(
         f"backend {backend!r} started by {place.launcher}: the ranks cannot find each other; set MASTER_ADDR "
         "and MASTER_PORT, install mpi4py, or start with `shardwise run -n N script.py`"
     )
 
 
-def _over_mpi(place: Place) -> dist.Store:
+def _over_mpi(place: Place) -> Store:
     """Let rank 0 take any free port and tell the others through MPI."""
     library.check_world(place)
     mpi = library.load()
-    store: dist.TCPStore | None = None
+    store: TCPStore | None = None
     message = bytearray(256)
     if place.rank == 0:
         host = "127.0.0.1" if place.local_size == place.size else socket.getfqdn()
-        store = dist.TCPStore(host, 0, place.size, True, _JOIN_LIMIT, wait_for_workers=False)
+        store = TCPStore(host, 0, place.size, True, _JOIN_LIMIT, wait_for_workers=False)
         text = f"{host} {store.port}".encode()
         message[: len(text)] = text
     from shardwise.runtime.mpi.register import poller
@@ -52,14 +52,14 @@ def _over_mpi(place: Place) -> dist.Store:
     if store is not None:
         return store
     host, port = bytes(message).rstrip(b"\0").decode().split()
-    return dist.TCPStore(host, int(port), place.size, False, _JOIN_LIMIT)
+    return TCPStore(host, int(port), place.size, False, _JOIN_LIMIT)
 
 
-def _from_environment(place: Place) -> dist.Store:
+def _from_environment(place: Place) -> Store:
     """Join at MASTER_ADDR:MASTER_PORT, where the launcher itself may already serve the store."""
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(host, port, place.size, place.rank == 0 and not served, _JOIN_LIMIT)
+    store = TCPStore(host, port, place.size, place.rank == 0 and not served, _JOIN_LIMIT)
     # A restarted job must not read what its predecessor left in the launcher's store.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"shardwise/{attempt}", store)
+    return PrefixStore(f"shardwise/{attempt}", store)

@@ -48,8 +48,10 @@ def flat_writable(tensors: Sequence[Tensor]) -> tuple[Tensor, Finish]:
     flat = torch.empty(total, dtype=tensors[0].dtype, device=device)
 
     def finish() -> None:
-        for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-            _copy(tensor, part.view(tensor.shape))
+        start = 0
+        for tensor in tensors:
+            _copy(tensor, flat[start : start + tensor.numel()].view(tensor.shape))
+            start += tensor.numel()
 
     return flat, finish
 

@@ -24,7 +24,6 @@ class Core(dist.ProcessGroup):
 
     def __init__(
         self,
-        store: dist.Store,
         comm: Any,
         direct: Any,
         members: Sequence[int],
@@ -33,7 +32,7 @@ class Core(dist.ProcessGroup):
         poller: Poller,
     ) -> None:
         # Of the two constructors only this one makes an object whose methods C++ can find.
-        super().__init__(comm.Get_rank(), comm.Get_size())
+        super().__init__(comm.Get_rank(), comm.Get_size())  # type: ignore[call-arg]
         self.comm = comm
         self.direct = direct
         self.members = tuple(members)
@@ -45,10 +44,29 @@ class Core(dist.ProcessGroup):
         self._others = tuple(rank for rank in self.members if rank != self._me)
         self._deadline_seconds = timeout.total_seconds()
         self._byte = load().BYTE
+        self._group_name = name
+        self._group_desc = ""
 
     def getBackendName(self) -> str:
         """Return the name under which the backend is registered."""
         return "mpi4py"
+
+    # The C++ base keeps names in its C++ backends, of which this group has none.
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._group_desc = desc
+
+    @property
+    def group_name(self) -> Any:
+        """Return the name under which torch finds this group again."""
+        return self._group_name
+
+    @property
+    def group_desc(self) -> str:
+        """Return the description torch gave this group."""
+        return self._group_desc
 
     def rank(self) -> int:
         """Return this process's rank within the group."""

@@ -1,5 +1,8 @@
 """Collectives that move data without changing it; all of them move bytes."""
 
+# torch calls these by position and declares several overloads of each; one signature serves them all.
+# mypy: disable-error-code="override,assignment"
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -84,7 +87,9 @@ class Exchanges(Core):
             )
         source = readable(tensor)
         target, finish = writable(output)
-        return self.comm.Iallgather(self._bytes(source), self._bytes(target)), (source, target), finish
+        # Without a count mpi4py divides the buffer by the ranks; a count would mean one rank's part.
+        request = self.comm.Iallgather(self._bytes(source), [memory(target), self._byte])
+        return request, (source, target), finish
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> MPIWork:
         """Start an all-gather into one tensor."""

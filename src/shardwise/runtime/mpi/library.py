@@ -84,7 +84,7 @@ def library_paths() -> list[str]:
 
 @cache
 def cuda_aware() -> bool:
-    """Return whether this MPI takes device pointers; `SHARDWISE_MPI_CUDA=0/1` overrides the library's word."""
+    """Return whether this MPI takes device pointers; `SHARDWISE_MPI_CUDA=0/1` overrides its word."""
     said = os.environ.get("SHARDWISE_MPI_CUDA")
     if said is not None:
         return said == "1"

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from shardwise.runtime.environment import detect
 from shardwise.runtime.errors import TransportError
@@ -64,10 +65,10 @@ def _create(options: Any, _: Any) -> dist.ProcessGroup:
         subset = world.Get_group().Incl(members)
         comm = world.Create_group(subset, tag=0)
         subset.Free()
-    return MPIGroup(options.store, comm, comm.Dup(), members, timeout, options.group_id or "world", poller())
+    return MPIGroup(comm, comm.Dup(), members, timeout, options.group_id or "world", poller())
 
 
-def _arrive(store: dist.Store, members: list[int], timeout: timedelta) -> None:
+def _arrive(store: Store, members: list[int], timeout: timedelta) -> None:
     """Wait in the store for all members, because MPI creates communicators in a spin without deadline."""
     # A store outlives its groups: the same name may be used again after destroy_process_group.
     arrival = store.add("arrived", 1)
@@ -78,6 +79,6 @@ def _arrive(store: dist.Store, members: list[int], timeout: timedelta) -> None:
         store.wait([everyone], timeout)
     except dist.DistStoreError as error:
         raise TransportError(
-            f"new group of ranks {members}: {store.add('arrived', 0) % len(members)} of {len(members)} ranks came within "
-            f"{timeout.total_seconds():.0f} s; every member must call new_group in the same order"
+            f"new group of ranks {members}: {store.add('arrived', 0) % len(members)} of {len(members)} ranks "
+            f"came within {timeout.total_seconds():.0f} s; every member must call new_group in the same order"
         ) from error

@@ -74,16 +74,16 @@ def _operation(kind: Any, dtype: torch.dtype) -> Any:
     return getattr(load(), name)
 
 
-def operation(op: ReduceOp, dtype: torch.dtype) -> Any:
+def operation(op: Any, dtype: torch.dtype) -> Any:
     """Return the MPI operation that reduces elements of a dtype."""
     return _operation(op.op, dtype)
 
 
-def is_average(op: ReduceOp) -> bool:
+def is_average(op: Any) -> bool:
     """Return whether the sum is to be divided by the number of ranks."""
     return bool(op.op == ReduceOp.AVG)
 
 
-def factor(op: ReduceOp) -> Any:
+def factor(op: Any) -> Any:
     """Return the number or tensor each rank's part is multiplied with before a sum, or None."""
     return op.__getstate__()[1] if op.op == ReduceOp.PREMUL_SUM else None

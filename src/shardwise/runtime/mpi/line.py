@@ -1,0 +1,95 @@
+"""Messages of the runtime itself over MPI: persistent requests on fixed buffers, one poller for every wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwise.runtime.mpi.buffers import memory, readable
+from shardwise.runtime.mpi.library import cuda_aware, load
+from shardwise.runtime.mpi.register import group_comm, poller
+from shardwise.runtime.mpi.types import WIDENED, datatype
+from shardwise.runtime.wire import Line, Parcel
+
+
+class MPILine:
+    """A fixed set of receives and sends, prepared once and started again and again."""
+
+    def __init__(
+        self,
+        comm: Any,
+        receives: Sequence[Parcel],
+        sends: Sequence[Parcel],
+        tag: int,
+        deadline_seconds: float,
+        what: str,
+        ranks: Sequence[int],
+    ) -> None:
+        mpi = load()
+        self.receives = [(p.buffer, _stage(p.buffer)) for p in receives]
+        self.sends = [(p.buffer, _stage(p.buffer)) for p in sends]
+        byte = mpi.BYTE
+        self.requests = [
+            comm.Recv_init([memory(host), host.nbytes, byte], p.peer, tag)
+            for p, (_, host) in zip(receives, self.receives, strict=True)
+        ] + [
+            comm.Send_init([memory(host), host.nbytes, byte], p.peer, tag)
+            for p, (_, host) in zip(sends, self.sends, strict=True)
+        ]
+        self.startall = mpi.Prequest.Startall
+        self.poller, self.deadline_seconds = poller(), deadline_seconds
+        peers = sorted({ranks[p.peer] for p in (*receives, *sends)})
+        self.peers, self.what = peers, f"{what} with ranks {peers}"
+        self.staged = any(a is not b for a, b in (*self.receives, *self.sends))
+
+    def start(self) -> None:
+        """Post all receives, then all sends."""
+        if self.staged:
+            for device, host in self.sends:
+                host.copy_(device)
+        self.startall(self.requests)
+
+    def finish(self) -> None:
+        """Return when all of them are complete."""
+        self.poller.wait_all(self.requests, self.deadline_seconds, self.what, self.peers)
+        if self.staged:
+            for device, host in self.receives:
+                device.copy_(host)
+
+    def __del__(self) -> None:
+        if not load().Is_finalized():
+            for request in getattr(self, "requests", ()):
+                request.Free()
+
+
+class MPIWire:
+    """Reach the members of an `mpi4py` process group without torch's per-call cost."""
+
+    def __init__(self, group: Any, ranks: Sequence[int], deadline_seconds: float = 1800.0) -> None:
+        self.comm, self.ranks = group_comm(group), tuple(ranks)
+        self.deadline_seconds = deadline_seconds
+        self.poller = poller()
+        self.in_place = load().IN_PLACE
+
+    def line(self, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str) -> Line:
+        """Prepare a set of receives and sends over fixed buffers."""
+        return MPILine(self.comm, receives, sends, tag, self.deadline_seconds, what, self.ranks)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Add the tensors of all ranks of the group up, in place."""
+        host = tensor.float() if tensor.dtype in WIDENED else readable(tensor)
+        buffer = [memory(host), host.numel(), datatype(host.dtype)]
+        request = self.comm.Iallreduce(self.in_place, buffer)
+        self.poller.wait(request, self.deadline_seconds, "sum over the group", self.ranks)
+        if host is not tensor:
+            tensor.copy_(host)
+
+
+def _stage(buffer: Tensor) -> Tensor:
+    """Return the buffer itself where MPI can reach it, else one on the host."""
+    if buffer.is_cpu or cuda_aware():
+        return buffer
+    return torch.empty_like(buffer, device="cpu", pin_memory=True)
