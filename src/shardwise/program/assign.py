@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -112,7 +113,7 @@ def _large_enough(cuts: Cuts, split: Split, tail: str) -> bool:
     if tail != "auto" or split.way is not Way.SPATIAL:
         return True
     spatial = cuts.bounds[2:]
-    return all(b - a > 0 for bounds in spatial for a, b in zip(bounds, bounds[1:], strict=False))
+    return all(b - a > 0 for bounds in spatial for a, b in itertools.pairwise(bounds))
 
 
 def _tail(layer: Layer, split: Split, tail: str) -> Cuts:

@@ -130,6 +130,7 @@ class _Lowering:
     def _emit(self, layer: Layer) -> None:
         home = self.homes[layer.name]
         reads = tuple(self._read(layer, o) for o in layer.operands)
+        wants = self._wants(layer, reads)
         layout = home.cuts.layout(self.width)
         if home.sums:
             layout = Layout(layout.shape, (Box.whole(layout.shape),) * self.width, layout.ranks, True)
@@ -138,9 +139,21 @@ class _Lowering:
         makes = Held(layer.name, layer.name, layout, layer.outputs[0], grad)
         self.made[layer.name] = makes
         if layer.kind is Kind.NORMALISATION and self.sync and _shares_statistics(layer, home):
-            self.ops.append(Normalise(layer, reads, makes, layout))
+            self.ops.append(Normalise(layer, reads, wants, makes, layout))
         else:
-            self.ops.append(Compute(layer, reads, makes))
+            self.ops.append(Compute(layer, reads, wants, makes))
+
+    def _wants(self, layer: Layer, reads: Sequence[Held]) -> tuple[Layout, ...]:
+        """Return for each operand which part of what is held the layer needs."""
+        index, result = 0, []
+        for operand, held in zip(layer.operands, reads, strict=True):
+            if operand.origin is not Source.VALUE:
+                result.append(held.layout)
+                continue
+            boxes = tuple(self._wanted(layer, operand, index))
+            result.append(Layout(operand.spec.shape, boxes, tuple(range(self.width))))
+            index += 1
+        return tuple(result)
 
     def _read(self, layer: Layer, operand: Operand) -> Held:
         if operand.origin is not Source.VALUE:
@@ -236,4 +249,4 @@ def _word(key: Iterable[int]) -> str:
         return "whole"
     if dims[0] == -1:
         return "summing"
-    return {(0,): "batch", (1,): "channel"}.get(dims, "tiled")
+    return "batch" if dims == (0,) else "channel" if dims == (1,) else "tiled"

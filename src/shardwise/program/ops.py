@@ -31,11 +31,13 @@ class Held:
 class Compute:
     """Run one layer on every rank's own boxes; no communication.
 
-    `reads` has one entry per operand of the layer. `makes.layout` is partial where a contraction was cut.
+    `reads` and `wants` have one entry per operand of the layer: what is there, and which part of it the
+    layer needs. `makes.layout` is partial where a contraction was cut.
     """
 
     layer: Layer
     reads: tuple[Held, ...]
+    wants: tuple[Layout, ...]
     makes: Held
 
 
@@ -58,6 +60,7 @@ class Normalise:
 
     layer: Layer
     reads: tuple[Held, ...]
+    wants: tuple[Layout, ...]
     makes: Held
     owned: Layout
 

@@ -1,4 +1,4 @@
-"""Messages of the runtime itself over MPI: persistent requests on fixed buffers, one poller for every wait."""
+"""Messages of the runtime itself over MPI: persistent requests on fixed buffers and one poller."""
 
 from __future__ import annotations
 

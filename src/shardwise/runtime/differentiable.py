@@ -1,0 +1,58 @@
+"""`sw.regrid`: move a tensor between two layouts inside a user's own autograd graph."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwise.geometry import Layout, messages
+from shardwise.runtime.regrid import AllReduce, Exchange, bind_regrid
+from shardwise.runtime.wire import wire_of
+
+Half = Exchange | AllReduce
+
+
+class _Regrid(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, there: Half, back: Half) -> Tensor:
+        ctx.back = back
+        return there(tensor.detach())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grads[0].contiguous()), None, None
+
+
+def regrid(tensor: Tensor, src: Layout, dst: Layout, group: Any = None) -> Tensor:
+    """Return this rank's part of a tensor in layout `dst`, given its part in layout `src`.
+
+    All ranks of the group call it together, forwards and backwards. The ranks of the layouts are the
+    ranks within `group` (default: the world). Gradients travel back along the same messages.
+
+    Args:
+        tensor: what this rank holds, of the shape of its box in `src`.
+        src: which box each rank holds now.
+        dst: which box each rank is to hold.
+        group: a torch.distributed group.
+    """
+    rank = dist.get_rank(group)
+    if tuple(tensor.shape) != src.box(rank).shape:
+        found, box = tuple(tensor.shape), src.box(rank)
+        raise ValueError(f"regrid: rank {rank} holds {box} in the source layout, but the tensor is {found}")
+    there, back = _halves(src, dst, group, rank, tensor.dtype, tensor.device)
+    result: Tensor = _Regrid.apply(tensor, there, back)  # type: ignore[no-untyped-call]
+    return result
+
+
+@lru_cache(maxsize=256)
+def _halves(
+    src: Layout, dst: Layout, group: Any, rank: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Half, Half]:
+    size = dist.get_world_size(group)
+    ranks = dist.get_process_group_ranks(group) if group is not None else list(range(size))
+    wire = wire_of(group if group is not None else dist.group.WORLD, ranks)
+    return bind_regrid(src, dst, messages(src, dst), rank, wire, dtype, device, what="sw.regrid")

@@ -1,0 +1,179 @@
+"""Regrid: move a tensor from one layout to another, in two halves so that callers can compute in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shardwise.geometry import Box, Layout, Message
+from shardwise.runtime.wire import Line, Parcel, Wire, empty
+
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A box of a local tensor and the part of a packed buffer that belongs to it."""
+
+    slices: Slices
+    view: Tensor
+    adds: bool = False
+
+
+class Exchange:
+    """One rank's part of a message list: pack and send what others need, unpack and add what arrives.
+
+    Buffers and message lists are made once; `start` and `finish` do no geometry. A second `start` before
+    `finish` is an error, because the buffers are in use.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        messages: Iterable[Message],
+        held: Box,
+        wanted: Box,
+        wire: Wire,
+        dtype: torch.dtype,
+        device: torch.device,
+        tag: int = 0,
+        what: str = "regrid",
+    ) -> None:
+        self.what, self.shape, self.dtype, self.device = what, wanted.shape, dtype, device
+        mine = [m for m in messages if rank in (m.source, m.target)]
+        arriving = [m for m in mine if m.target == rank and m.source != rank]
+        leaving = [m for m in mine if m.source == rank and m.target != rank]
+        # What stays comes first, then arrivals in the order of the list: sums are the same every time.
+        covered = _Covered(wanted)
+        self.keep = [
+            (m.box.slices(held), m.box.slices(wanted), covered.adds(m.box))
+            for m in mine
+            if m.source == rank and m.target == rank
+        ]
+        receives, self.unpack = self._parcels(arriving, wanted, covered, lambda m: m.source)
+        sends, self.pack = self._parcels(leaving, held, None, lambda m: m.target)
+        self.zero = covered.needs_zeros()
+        self.line: Line | None = wire.line(receives, sends, tag, what) if receives or sends else None
+        self.nbytes = sum(p.buffer.numel() * p.buffer.element_size() for p in (*receives, *sends))
+        self.source: Tensor | None = None
+
+    def _parcels(
+        self,
+        messages: Sequence[Message],
+        local: Box,
+        covered: _Covered | None,
+        peer: Callable[[Message], int],
+    ) -> tuple[list[Parcel], list[_Piece]]:
+        """Lay the messages to or from each peer out in one buffer."""
+        by_peer: dict[int, list[Message]] = {}
+        for message in messages:
+            by_peer.setdefault(peer(message), []).append(message)
+        parcels, pieces = [], []
+        for other, group in by_peer.items():
+            buffer = empty((sum(m.box.size for m in group),), self.dtype, self.device)
+            parcels.append(Parcel(other, buffer))
+            offset = 0
+            for m in group:
+                view = buffer[offset : offset + m.box.size].view(m.box.shape)
+                offset += m.box.size
+                adds = covered is not None and covered.adds(m.box)
+                pieces.append(_Piece(m.box.slices(local), view, adds))
+        return parcels, pieces
+
+    def start(self, tensor: Tensor | None) -> None:
+        """Post the receives, pack and post the sends; `tensor` is what this rank holds (None: nothing)."""
+        if self.source is not None:
+            raise RuntimeError(f"{self.what}: started again before it was finished")
+        if tensor is not None:
+            for piece in self.pack:
+                piece.view.copy_(tensor[piece.slices])
+            self.source = tensor
+        if self.line is not None:
+            self.line.start()
+
+    def finish(self) -> Tensor:
+        """Return the tensor in its new layout."""
+        make = torch.zeros if self.zero else torch.empty
+        result = make(self.shape, dtype=self.dtype, device=self.device)
+        if self.source is not None:
+            for here, there, adds in self.keep:
+                target = result[there]
+                target.add_(self.source[here]) if adds else target.copy_(self.source[here])
+        if self.line is not None:
+            self.line.finish()
+        for piece in self.unpack:
+            target = result[piece.slices]
+            target.add_(piece.view) if piece.adds else target.copy_(piece.view)
+        self.source = None
+        return result
+
+    def __call__(self, tensor: Tensor | None) -> Tensor:
+        """Do both halves at once."""
+        self.start(tensor)
+        return self.finish()
+
+
+class AllReduce:
+    """The regular regrid from partial sums of everything to whole copies, as one collective."""
+
+    def __init__(self, wire: Wire, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        self.wire, self.nbytes = wire, 0
+        self.shape, self.dtype, self.device = tuple(shape), dtype, device
+
+    def __call__(self, tensor: Tensor | None) -> Tensor:
+        """Return the sum over the group."""
+        if tensor is None:
+            result = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        else:
+            result = tensor.clone(memory_format=torch.contiguous_format)
+        self.wire.all_reduce(result)
+        return result
+
+
+def bind_regrid(
+    src: Layout,
+    dst: Layout,
+    messages: Sequence[Message],
+    rank: int,
+    wire: Wire,
+    dtype: torch.dtype,
+    device: torch.device,
+    tag: int = 0,
+    what: str = "regrid",
+) -> tuple[Exchange | AllReduce, Exchange | AllReduce]:
+    """Return this rank's part of a regrid and of its adjoint."""
+    if src.ranks == dst.ranks and src.partial and dst.is_whole and src.as_partial(False).is_whole:
+        both = AllReduce(wire, src.shape, dtype, device)
+        return both, both
+    held, wanted = src.box(rank), dst.box(rank)
+    back = [Message(m.target, m.source, m.box) for m in messages]
+    forward = Exchange(rank, messages, held, wanted, wire, dtype, device, tag, what)
+    adjoint = Exchange(rank, back, wanted, held, wire, dtype, device, tag, f"{what} (backward)")
+    return forward, adjoint
+
+
+class _Covered:
+    """Keep track of which elements of a target were written, to know which arrivals add."""
+
+    def __init__(self, wanted: Box) -> None:
+        self.wanted, self.boxes, self.mixed = wanted, [Box(wanted.lo, wanted.lo)], False
+
+    def adds(self, box: Box) -> bool:
+        """Note that `box` arrives; tell whether it meets an earlier one and must be added to it."""
+        meets = any(not box.intersect(other).empty for other in self.boxes)
+        self.mixed |= meets and bool(self._left(box))
+        self.boxes.append(box)
+        return meets
+
+    def needs_zeros(self) -> bool:
+        """Tell whether some element is never written, or is added to before it is."""
+        return self.mixed or bool(self._left(self.wanted))
+
+    def _left(self, box: Box) -> list[Box]:
+        rest = [box]
+        for other in self.boxes:
+            rest = [piece for part in rest for piece in part.minus(other)]
+        return [part for part in rest if not part.empty]

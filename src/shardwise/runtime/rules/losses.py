@@ -1,0 +1,78 @@
+"""The terms of a loss: this rank's numerator and denominator, and their ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shardwise.program import Compute
+from shardwise.runtime.rules.registry import Run, cropped, rule
+
+_PLAIN: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+    "mse_loss": (F.mse_loss, ()),
+    "l1_loss": (F.l1_loss, ()),
+    "smooth_l1_loss": (F.smooth_l1_loss, ("beta",)),
+    "huber_loss": (F.huber_loss, ("delta",)),
+    "binary_cross_entropy": (F.binary_cross_entropy, ()),
+    "binary_cross_entropy_with_logits": (F.binary_cross_entropy_with_logits, ()),
+}
+
+
+@rule("loss_terms")
+def bind_terms(op: Compute, rank: int) -> Run:
+    """Bind the sums of a loss over this rank's samples and pixels.
+
+    A loss that every rank sees whole is not partial: all of them make the same two numbers.
+    """
+    attributes = op.layer.attributes
+    if attributes["loss"] in ("cross_entropy", "nll_loss"):
+        return _class_terms(op, rank)
+    function, names = _PLAIN[attributes["loss"]]
+    pick = cropped(op, rank)
+    options = {name: attributes[name] for name in names if name in attributes}
+
+    def run(tensors: Sequence[Any]) -> Tensor:
+        value, target = pick(tensors)
+        total = function(value, target, reduction="sum", **options)
+        return torch.stack((total, total.new_full((), value.numel())))
+
+    return run
+
+
+def _class_terms(op: Compute, rank: int) -> Run:
+    """Sum a cross-entropy; the denominator is the weight of the targets that count."""
+    attributes, pick = op.layer.attributes, cropped(op, rank)
+    ignore = attributes.get("ignore_index", -100)
+    smoothing = attributes.get("label_smoothing", 0.0)
+    is_cross_entropy = attributes["loss"] == "cross_entropy"
+
+    def run(tensors: Sequence[Any]) -> Tensor:
+        value, target, *rest = pick(tensors)
+        weight = rest[0] if rest else None
+        if is_cross_entropy:
+            total = F.cross_entropy(value, target, weight, None, ignore, None, "sum", smoothing)
+        else:
+            total = F.nll_loss(value, target, weight, None, ignore, None, "sum")
+        if target.is_floating_point():
+            count = total.new_full((), target.numel() // target.shape[1])
+        else:
+            counts = target != ignore
+            if weight is None:
+                count = counts.sum().to(total.dtype)
+            else:
+                count = weight[target.clamp(0)][counts].sum()
+        return torch.stack((total, count.detach()))
+
+    return run
+
+
+@rule("loss_ratio")
+def bind_ratio(op: Compute, rank: int) -> Run:
+    """Bind the division of the two sums, or the sum alone."""
+    if op.layer.attributes["reduction"] == "sum":
+        return lambda tensors: tensors[0][0]
+    return lambda tensors: tensors[0][0] / tensors[0][1]

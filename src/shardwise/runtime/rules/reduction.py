@@ -1,0 +1,28 @@
+"""Sums and means, whole or as this rank's summand of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from shardwise.program import Compute
+from shardwise.runtime.rules.registry import Run, cropped, rule
+
+
+@rule("mean", "sum")
+def bind_reduction(op: Compute, rank: int) -> Run:
+    """Bind a sum; a mean is a sum divided by the global count, so that summands add up to it."""
+    attributes = op.layer.attributes
+    dims, keepdim = tuple(attributes["dims"]), bool(attributes["keepdim"])
+    shape = op.layer.operands[0].spec.shape
+    scale = 1.0 / math.prod(shape[d] for d in dims) if op.layer.op == "mean" else None
+    pick = cropped(op, rank)
+
+    def run(tensors: Sequence[Any]) -> Tensor:
+        total: Tensor = pick(tensors)[0].sum(dims, keepdim=keepdim)
+        return total if scale is None else total * scale
+
+    return run

@@ -1,0 +1,119 @@
+"""Batch norm whose statistics several ranks share, exactly.
+
+Forward: every rank sums over the pixels it owns (n values, mean m, centred squares q), one reduction adds
+
+    sum n*m        sum q        sum n*m*m          in float64, so that nothing cancels
+
+and all ranks normalise what they hold, halo included. Backward: S1 = sum dy and S2 = sum dy*xhat run over
+all held pixels, since each rank's dy is partial; one reduction; the correction goes to owned pixels only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shardwise.program import Normalise
+from shardwise.runtime.wire import Wire
+
+
+@dataclass
+class Saved:
+    """What the backward pass needs again."""
+
+    x: Tensor
+    mean: Tensor
+    var: Tensor
+
+
+class SharedBatchNorm:
+    """One rank's part of a synchronised batch norm."""
+
+    def __init__(self, op: Normalise, rank: int, wire: Wire, tensors: Mapping[str, Tensor]) -> None:
+        layer = op.layer
+        held, want = op.reads[0].layout.box(rank), op.wants[0].box(rank)
+        self.crop = None if want == held else want.slices(held)
+        self.wire, self.layer = wire, layer
+        self.eps, self.momentum = layer.attributes["eps"], layer.attributes["momentum"]
+        owned = op.owned.box(rank).intersect(want)
+        self.owned = None if owned == want else owned.slices(want)
+        self.local_count = owned.size // max(1, owned.shape[1])
+        shape = layer.operands[0].spec.shape
+        self.count = math.prod(shape) // shape[1]
+        self.channels = shape[1]
+        roles = {o.role: o.source for o in layer.operands}
+        self.weight, self.bias, self.running_mean, self.running_var, self.counter = (
+            tensors.get(roles.get(role, ""))
+            for role in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        )
+
+    def forward(self, tensor: Tensor) -> tuple[Tensor, Saved]:
+        """Normalise what this rank holds with the statistics of all."""
+        x = tensor if self.crop is None else tensor[self.crop]
+        mean, var = self._statistics(x if self.owned is None else x[self.owned])
+        self._track(mean, var)
+        local_mean, local_var = mean.to(x.dtype), var.to(x.dtype)
+        y = torch.nn.functional.batch_norm(
+            x, local_mean, local_var, self.weight, self.bias, False, 0.0, self.eps
+        )
+        return y, Saved(x, local_mean, local_var)
+
+    def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        sums = torch.zeros((3, self.channels), dtype=torch.float64, device=x.device)
+        if self.local_count:
+            dims = (0, *range(2, x.ndim))
+            mean = x.mean(dims)
+            centred = x - mean.view(1, -1, *(1,) * (x.ndim - 2))
+            wide = mean.double()
+            sums[0] = wide * self.local_count
+            sums[1] = centred.square_().sum(dims)
+            sums[2] = wide * wide * self.local_count
+        self.wire.all_reduce(sums)
+        mean = sums[0] / self.count
+        return mean, (sums[1] + (sums[2] - mean * sums[0])) / self.count
+
+    def _track(self, mean: Tensor, var: Tensor) -> None:
+        """Update the running statistics as one device would."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        factor = self.momentum
+        if self.counter is not None:
+            self.counter.add_(1)
+            if factor is None:
+                factor = 1.0 / float(self.counter)
+        unbiased = var * (self.count / max(1, self.count - 1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+
+    def backward(self, saved: Saved, dy: Tensor) -> Tensor:
+        """Return the gradient of the input; add this rank's share to the gradients of weight and bias."""
+        x, mean, var = saved.x, saved.mean, saved.var
+        dx, s2, s1 = torch.ops.aten.native_batch_norm_backward(
+            dy, x, self.weight, mean, var, None, None, False, self.eps, [True, True, True]
+        )
+        if self.weight is not None and self.weight.requires_grad:
+            _accumulate(self.weight, s2)
+        if self.bias is not None and self.bias.requires_grad:
+            _accumulate(self.bias, s1)
+        sums = torch.stack((s1, s2)).double()
+        self.wire.all_reduce(sums)
+        rstd = (var.double() + self.eps).rsqrt()
+        scale = rstd if self.weight is None else rstd * self.weight.detach().double()
+        slope = scale * rstd * sums[1] / self.count
+        offset = scale * sums[0] / self.count - slope * mean.double()
+        shape = (1, -1, *(1,) * (x.ndim - 2))
+        slope, offset = slope.to(x.dtype).view(shape), offset.to(x.dtype).view(shape)
+        inner_x, inner_dx = (x, dx) if self.owned is None else (x[self.owned], dx[self.owned])
+        inner_dx.sub_(torch.addcmul(offset, inner_x, slope))
+        return dx
+
+
+def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    if parameter.grad is None:
+        parameter.grad = gradient.clone()
+    else:
+        parameter.grad.add_(gradient)

@@ -1,0 +1,34 @@
+"""A regrid equals slicing the global tensor, and its adjoint is its transpose, between real ranks."""
+
+from __future__ import annotations
+
+import pytest
+import regrid_cases
+import torch
+
+from ranks import run_ranks
+
+SIZES = (2, 3, 4, 6)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi4py"])
+@pytest.mark.parametrize("size", SIZES)
+def test_random_regrids_equal_slices_and_their_adjoints_are_transposes(size, transport):
+    worst = run_ranks(regrid_cases.check_block, size=size, transport=transport, args=(size, 40))
+    assert max(worst) < 1e-12
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("transport", ["gloo", "mpi4py"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("seed", range(20))
+def test_many_random_regrids(size, transport, seed):
+    worst = run_ranks(regrid_cases.check_block, size=size, transport=transport, args=(100 + seed, 200))
+    assert max(worst) < 1e-12
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi4py"])
+def test_users_regrid_is_differentiable(transport):
+    for y, grad, mine in run_ranks(regrid_cases.check_user_call, size=2, transport=transport):
+        assert torch.equal(y, torch.arange(60, dtype=torch.float64).reshape(1, 2, 6, 5))
+        assert torch.equal(grad, 2 * mine)
