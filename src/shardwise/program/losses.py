@@ -43,6 +43,7 @@ def _expand(layer: Layer) -> list[Layer]:
     ratio = replace(
         layer,
         op=RATIO,
+        attributes={**layer.attributes, "empty": layer.operands[0].spec.numel == 0},
         operands=(Operand("input", terms.name, Source.VALUE, spec, (WHOLE,)),),
         contracts=(),
         call=None,

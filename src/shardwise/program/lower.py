@@ -22,6 +22,7 @@ def lower_stage(
     departures: Collection[str],
     tail: str = "auto",
     batch_norm: str = "sync",
+    samples: int | None = None,
     differentiable: Collection[str] = (),
 ) -> StageProgram:
     """Return what a group of `split.width` ranks does to compute `layers`.
@@ -33,11 +34,13 @@ def lower_stage(
         departures: values that are wanted outside of the stage.
         tail: what happens behind the last tiled layer.
         batch_norm: whether statistics are shared (`sync`) or each rank's own (`local`).
+        samples: the samples of this micro-batch over all data replicas; None if there is one replica.
         differentiable: values from outside that need a gradient.
     """
     work = expand_losses(_alive(layers, departures))
     homes = assign(graph, work, split, tail)
-    return _Lowering(graph, work, homes, split.width, batch_norm, frozenset(differentiable)).run(departures)
+    lowering = _Lowering(graph, work, homes, split.width, batch_norm, samples, frozenset(differentiable))
+    return lowering.run(departures)
 
 
 def _alive(layers: Sequence[Layer], departures: Collection[str]) -> list[Layer]:
@@ -67,10 +70,11 @@ class _Lowering:
         homes: dict[str, Home],
         width: int,
         batch_norm: str,
+        samples: int | None,
         differentiable: frozenset[str],
     ) -> None:
         self.graph, self.layers, self.homes, self.width = graph, layers, homes, width
-        self.sync = batch_norm != "local"
+        self.sync, self.samples = batch_norm != "local", samples
         self.grads = {name: name in differentiable for name in homes}
         self.needs: dict[tuple[str, tuple[int, ...]], _Need] = {}
         self.made: dict[str, Held] = {}
@@ -138,8 +142,10 @@ class _Lowering:
         self.grads[layer.name] = grad
         makes = Held(layer.name, layer.name, layout, layer.outputs[0], grad)
         self.made[layer.name] = makes
-        if layer.kind is Kind.NORMALISATION and self.sync and _shares_statistics(layer, home):
-            self.ops.append(Normalise(layer, reads, wants, makes, layout))
+        over = _shared_over(layer, home, self.samples is not None) if self.sync else ""
+        if over:
+            samples = self.samples if self.samples is not None else layer.shape[0]
+            self.ops.append(Normalise(layer, reads, wants, makes, layout, samples, over))
         else:
             self.ops.append(Compute(layer, reads, wants, makes))
 
@@ -232,15 +238,18 @@ def _solid(box: Box, shape: Sequence[int]) -> Box:
     return Box.whole(shape) if box.empty else box
 
 
-def _shares_statistics(layer: Layer, home: Home) -> bool:
-    """Tell whether a dimension that the statistics run over is cut."""
-    if layer.op == "batch_norm":
-        return bool(layer.attributes["batch_statistics"]) and any(d != 1 for d in home.cuts.dims)
+def _shared_over(layer: Layer, home: Home, replicated: bool) -> str:
+    """Tell with whom the statistics of a layer are shared: `group`, `replicas` or nobody (empty)."""
+    cut = home.cuts.dims
+    if layer.op == "batch_norm" and layer.attributes["batch_statistics"]:
+        if any(d != 1 for d in cut):
+            return "group"
+        return "replicas" if replicated else ""
     if layer.op == "instance_norm":
-        return any(d > 1 for d in home.cuts.dims)
+        return "group" if any(d > 1 for d in cut) else ""
     if layer.op == "group_norm":
-        return any(d > 0 for d in home.cuts.dims)
-    return False
+        return "group" if any(d > 0 for d in cut) else ""
+    return ""
 
 
 def _word(key: Iterable[int]) -> str:

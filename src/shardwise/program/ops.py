@@ -55,7 +55,9 @@ class Regrid:
 class Normalise:
     """Normalise with statistics that several ranks share: sums, one reduction, then local work.
 
-    `owned` says which part of what a rank holds enters the statistics.
+    `owned` says which part of what a rank holds enters the statistics, `samples` how many samples they run
+    over, and `over` with whom they are shared: all ranks of the group and of its replicas, or only the
+    same position of each replica (where channels are cut, each rank has channels of its own).
     """
 
     layer: Layer
@@ -63,6 +65,8 @@ class Normalise:
     wants: tuple[Layout, ...]
     makes: Held
     owned: Layout
+    samples: int
+    over: str
 
 
 Op = Compute | Regrid | Normalise

@@ -41,10 +41,9 @@ class SharedBatchNorm:
         self.eps, self.momentum = layer.attributes["eps"], layer.attributes["momentum"]
         owned = op.owned.box(rank).intersect(want)
         self.owned = None if owned == want else owned.slices(want)
-        self.local_count = owned.size // max(1, owned.shape[1])
-        shape = layer.operands[0].spec.shape
-        self.count = math.prod(shape) // shape[1]
-        self.channels = shape[1]
+        self.channels = owned.shape[1]
+        self.local_count = owned.size // max(1, self.channels)
+        self.count = op.samples * math.prod(layer.shape[2:])
         roles = {o.role: o.source for o in layer.operands}
         self.weight, self.bias, self.running_mean, self.running_var, self.counter = (
             tensors.get(roles.get(role, ""))

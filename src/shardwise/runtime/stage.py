@@ -6,7 +6,7 @@ communication is passed on by hand, so that the order of messages is the program
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -134,15 +134,24 @@ class _Norm:
         _add(grads, self.source, dx)
 
 
+@dataclass(frozen=True)
+class Wires:
+    """The wires of a stage: among its group, and those over which statistics are shared."""
+
+    group: Wire
+    group_and_replicas: Wire
+    replicas: Wire
+
+
 class BoundStage:
-    """A stage program of one rank, bound to its parameters, buffers and wire."""
+    """A stage program of one rank, bound to its parameters, buffers and wires."""
 
     def __init__(
         self,
         program: StageProgram,
         rank: int,
         tensors: Mapping[str, Tensor],
-        wire: Wire,
+        wires: Wires,
         device: torch.device,
     ) -> None:
         self.program, self.rank, self.device = program, rank, device
@@ -165,22 +174,23 @@ class BoundStage:
             later |= names
         outside.reverse()
         for i, group in enumerate(groups):
-            self.steps.append(self._step(group, tensors, wire, outside[i], i))
-            dead = reads[i] - outside[i]
-            self.frees.append(sorted(dead))
+            self.steps.append(self._step(group, tensors, wires, outside[i], i))
+            self.frees.append(sorted(reads[i] - outside[i]))
+        self.ready = _last_uses(groups)
 
     def _step(
         self,
         group: list[Compute] | Regrid | Normalise,
         tensors: Mapping[str, Tensor],
-        wire: Wire,
+        wires: Wires,
         outside: set[str],
         tag: int,
     ) -> Step:
         if isinstance(group, list):
             return _Segment(group, self.rank, tensors, outside)
         if isinstance(group, Regrid):
-            return _Exchange(group, self.rank, wire, self.device, tag)
+            return _Exchange(group, self.rank, wires.group, self.device, tag)
+        wire = wires.group_and_replicas if group.over == "group" else wires.replicas
         return _Norm(group, self.rank, wire, tensors)
 
     def forward(self, arrivals: Slots, keep: bool = True) -> tuple[Slots, Tape]:
@@ -193,18 +203,36 @@ class BoundStage:
                 slots.pop(slot, None)
         return {name: slots[held.slot] for name, held in self.program.departures.items()}, tape
 
-    def backward(self, tape: Tape, grads: Slots) -> Slots:
-        """Run the list backwards from the gradients of the departures; return those of the arrivals."""
+    def backward(self, tape: Tape, grads: Slots, ready: Callable[[str], None] | None = None) -> Slots:
+        """Run the list backwards from the gradients of the departures; return those of the arrivals.
+
+        `ready` is told the name of each parameter as soon as its gradient is complete.
+        """
         flowing: Slots = {}
         for name, grad in grads.items():
             _add(flowing, self.program.departures[name].slot, grad)
-        for step in reversed(self.steps):
+        for step, names in zip(reversed(self.steps), reversed(self.ready), strict=True):
             step.backward(tape.saved.pop(), flowing)
+            if ready is not None:
+                for name in names:
+                    ready(name)
         return {slot: grad for slot, grad in flowing.items() if slot in self.program.arrivals}
 
 
 def _is_stored(op: Compute, held: Held) -> bool:
     return held.value in op.layer.parameters or held.value in op.layer.buffers
+
+
+def _last_uses(groups: Sequence[list[Compute] | Regrid | Normalise]) -> list[list[str]]:
+    """Return for each group the parameters that no earlier group reads: backward ends with them there."""
+    seen: set[str] = set()
+    result = []
+    for group in groups:
+        ops = group if isinstance(group, list) else [group] if isinstance(group, Normalise) else []
+        fresh = dict.fromkeys(name for op in ops for name in op.layer.parameters if name not in seen)
+        seen.update(fresh)
+        result.append(list(fresh))
+    return result
 
 
 def _reads(group: list[Compute] | Regrid | Normalise) -> set[str]:

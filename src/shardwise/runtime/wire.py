@@ -29,14 +29,33 @@ class Line(Protocol):
         """Return when all of them are complete."""
 
 
+class Pending(Protocol):
+    """A message under way."""
+
+    def wait(self) -> None:
+        """Return when it is complete."""
+
+    def done(self) -> bool:
+        """Tell whether it is complete, and let it advance."""
+
+
 class Wire(Protocol):
     """Carry parcels between the ranks of a group (peers are positions in the group), and add tensors up."""
+
+    def send(self, parcel: Parcel, tag: int, what: str) -> Pending:
+        """Start one message; its buffer must stay as it is until the message is complete."""
+
+    def receive(self, parcel: Parcel, tag: int, what: str) -> Pending:
+        """Post one receive."""
 
     def line(self, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str) -> Line:
         """Prepare a set of receives and sends over fixed buffers."""
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks of the group up, in place."""
+
+    def start_all_reduce(self, tensor: Tensor, what: str) -> Pending:
+        """Start adding up; the tensor holds the sum when the result is complete."""
 
 
 class TorchLine:
@@ -64,11 +83,34 @@ class TorchLine:
         self.pending = []
 
 
+class TorchPending:
+    """A message under way through torch.distributed."""
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+
+    def wait(self) -> None:
+        """Return when it is complete."""
+        self.work.wait()
+
+    def done(self) -> bool:
+        """Tell whether it is complete."""
+        return bool(self.work.is_completed())
+
+
 class TorchWire:
     """Use a torch.distributed process group; `ranks[position]` is the world rank of a peer."""
 
     def __init__(self, group: Any, ranks: Sequence[int]) -> None:
         self.group, self.ranks = group, tuple(ranks)
+
+    def send(self, parcel: Parcel, tag: int, what: str) -> Pending:
+        """Start one message."""
+        return TorchPending(dist.isend(parcel.buffer, self.ranks[parcel.peer], self.group, tag))
+
+    def receive(self, parcel: Parcel, tag: int, what: str) -> Pending:
+        """Post one receive."""
+        return TorchPending(dist.irecv(parcel.buffer, self.ranks[parcel.peer], self.group, tag))
 
     def line(self, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str) -> Line:
         """Prepare a set of receives and sends over fixed buffers."""
@@ -82,9 +124,21 @@ class TorchWire:
         """Add the tensors of all ranks of the group up, in place."""
         dist.all_reduce(tensor, group=self.group)
 
+    def start_all_reduce(self, tensor: Tensor, what: str) -> Pending:
+        """Start adding up; the tensor holds the sum when the result is complete."""
+        return TorchPending(dist.all_reduce(tensor, group=self.group, async_op=True))
+
 
 class LoneWire:
     """The wire of a group of one: nothing ever travels."""
+
+    def send(self, parcel: Parcel, tag: int, what: str) -> Pending:
+        """Refuse: a group of one has no peers."""
+        raise ValueError(f"{what}: a group of one rank cannot send messages")
+
+    def receive(self, parcel: Parcel, tag: int, what: str) -> Pending:
+        """Refuse: a group of one has no peers."""
+        raise ValueError(f"{what}: a group of one rank cannot receive messages")
 
     def line(self, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str) -> Line:
         """Refuse any message: a group of one has no peers."""
@@ -95,11 +149,20 @@ class LoneWire:
     def all_reduce(self, tensor: Tensor) -> None:
         """Leave the tensor as it is."""
 
+    def start_all_reduce(self, tensor: Tensor, what: str) -> Pending:
+        """Leave the tensor as it is."""
+        return _Nothing()
+
 
 class _Nothing:
     def start(self) -> None: ...
 
     def finish(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def done(self) -> bool:
+        return True
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from shardwise.runtime.mpi.buffers import memory, readable
 from shardwise.runtime.mpi.library import cuda_aware, load
 from shardwise.runtime.mpi.register import group_comm, poller
 from shardwise.runtime.mpi.types import WIDENED, datatype
-from shardwise.runtime.wire import Line, Parcel
+from shardwise.runtime.wire import Line, Parcel, Pending
 
 
 class MPILine:
@@ -65,6 +65,33 @@ class MPILine:
                 request.Free()
 
 
+class MPIPending:
+    """One message under way, with the host copy it may need."""
+
+    def __init__(
+        self, request: Any, wire: MPIWire, what: str, peer: int, copy: tuple[Tensor, Tensor]
+    ) -> None:
+        self.request, self.wire, self.what, self.peer, self.copy = request, wire, what, peer, copy
+
+    def wait(self) -> None:
+        """Return when it is complete."""
+        wire = self.wire
+        wire.poller.wait(self.request, wire.deadline_seconds, self.what, self.peers)
+        self._land()
+
+    def done(self) -> bool:
+        """Tell whether it is complete, and let it advance."""
+        if not self.request.Test():
+            return False
+        self._land()
+        return True
+
+    def _land(self) -> None:
+        device, host = self.copy
+        if device is not host:
+            device.copy_(host)
+
+
 class MPIWire:
     """Reach the members of an `mpi4py` process group without torch's per-call cost."""
 
@@ -78,14 +105,28 @@ class MPIWire:
         """Prepare a set of receives and sends over fixed buffers."""
         return MPILine(self.comm, receives, sends, tag, self.deadline_seconds, what, self.ranks)
 
+    def send(self, parcel: Parcel, tag: int, what: str) -> Pending:
+        """Start one message."""
+        host = readable(parcel.buffer)
+        request = self.comm.Isend([memory(host), host.nbytes, load().BYTE], parcel.peer, tag)
+        return MPIPending(request, self, what, (self.ranks[parcel.peer],), (host, host))
+
+    def receive(self, parcel: Parcel, tag: int, what: str) -> Pending:
+        """Post one receive."""
+        host = _stage(parcel.buffer)
+        request = self.comm.Irecv([memory(host), host.nbytes, load().BYTE], parcel.peer, tag)
+        return MPIPending(request, self, what, (self.ranks[parcel.peer],), (parcel.buffer, host))
+
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks of the group up, in place."""
+        self.start_all_reduce(tensor, "sum over the group").wait()
+
+    def start_all_reduce(self, tensor: Tensor, what: str) -> Pending:
+        """Start adding up; the tensor holds the sum when the result is complete."""
         host = tensor.float() if tensor.dtype in WIDENED else readable(tensor)
         buffer = [memory(host), host.numel(), datatype(host.dtype)]
         request = self.comm.Iallreduce(self.in_place, buffer)
-        self.poller.wait(request, self.deadline_seconds, "sum over the group", self.ranks)
-        if host is not tensor:
-            tensor.copy_(host)
+        return MPIPending(request, self, what, self.ranks, (tensor, host))
 
 
 def _stage(buffer: Tensor) -> Tensor:

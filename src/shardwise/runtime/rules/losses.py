@@ -72,7 +72,7 @@ def _class_terms(op: Compute, rank: int) -> Run:
 
 @rule("loss_ratio")
 def bind_ratio(op: Compute, rank: int) -> Run:
-    """Bind the division of the two sums, or the sum alone."""
-    if op.layer.attributes["reduction"] == "sum":
+    """Bind the division of the two sums, or the sum alone; a share without samples has no mean."""
+    if op.layer.attributes["reduction"] == "sum" or op.layer.attributes["empty"]:
         return lambda tensors: tensors[0][0]
     return lambda tensors: tensors[0][0] / tensors[0][1]

@@ -1,0 +1,102 @@
+"""Sum gradients over all ranks that hold the same parameter, in buckets, while backward still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from shardwise.runtime.wire import Pending, Wire
+
+BUCKET_BYTES = 25 * 2**20
+
+
+class _Bucket:
+    """Some parameters that the same ranks share, reduced as one flat tensor."""
+
+    def __init__(self, names: Sequence[str], parameters: Mapping[str, nn.Parameter], wire: Wire) -> None:
+        self.names, self.wire = tuple(names), wire
+        self.parameters = [parameters[name] for name in names]
+        first = self.parameters[0]
+        total = sum(p.numel() for p in self.parameters)
+        self.flat = torch.zeros(total, dtype=first.dtype, device=first.device)
+        self.views: list[Tensor] = []
+        offset = 0
+        for p in self.parameters:
+            self.views.append(self.flat[offset : offset + p.numel()].view(p.shape))
+            offset += p.numel()
+        self.waiting = set(self.names)
+        self.pending: Pending | None = None
+
+    def launch(self) -> None:
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad is not view:
+                view.copy_(parameter.grad)
+            parameter.grad = view
+        self.pending = self.wire.start_all_reduce(self.flat, f"gradients of {self.names[0]} ...")
+
+    def finish(self) -> None:
+        if self.pending is not None:
+            self.pending.wait()
+        self.pending = None
+        self.waiting = set(self.names)
+
+
+class Reducer:
+    """Reduce the gradients of a rank's parameters; every rank of a wire has the same buckets in its order."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        wires: Mapping[str, Wire],
+        order: Sequence[str],
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        """Prepare the buckets.
+
+        Args:
+            parameters: the local parameters by name.
+            wires: for each parameter that other ranks hold too, the wire that joins them.
+            order: all parameter names in the order in which backward completes them.
+            bucket_bytes: how much to gather before a reduction is started.
+        """
+        self.buckets: list[_Bucket] = []
+        self.of: dict[str, _Bucket] = {}
+        filling: dict[tuple[int, torch.dtype], list[str]] = {}
+        for name in order:
+            if name not in wires or name not in parameters or not parameters[name].requires_grad:
+                continue
+            key = (id(wires[name]), parameters[name].dtype)
+            names = filling.setdefault(key, [])
+            names.append(name)
+            if sum(parameters[n].nbytes for n in names) >= bucket_bytes:
+                self._close(filling.pop(key), parameters, wires)
+        for names in filling.values():
+            self._close(names, parameters, wires)
+
+    def _close(
+        self, names: list[str], parameters: Mapping[str, nn.Parameter], wires: Mapping[str, Wire]
+    ) -> None:
+        bucket = _Bucket(names, parameters, wires[names[0]])
+        self.buckets.append(bucket)
+        self.of.update(dict.fromkeys(names, bucket))
+
+    def ready(self, name: str) -> None:
+        """Note that the gradient of a parameter is complete on this rank."""
+        bucket = self.of.get(name)
+        if bucket is None:
+            return
+        bucket.waiting.discard(name)
+        if not bucket.waiting and bucket.pending is None:
+            bucket.launch()
+
+    def finish(self) -> None:
+        """Launch what is left and wait for every sum."""
+        for bucket in self.buckets:
+            if bucket.pending is None:
+                bucket.launch()
+        for bucket in self.buckets:
+            bucket.finish()
