@@ -24,6 +24,9 @@ class Graph:
         tied: other names of a parameter -> the name used in `parameters`.
         frozen: parameters that do not require gradients.
         source: how it was captured ("fx", "export" or "keras").
+        constants: tensors that the model's code holds outside of its parameters and buffers; their specs
+            are among `buffers` too, under the same names.
+        notes: what the capture has to say to its reader, e.g. that the self-check was skipped.
         rebuild: makes this graph for other input shapes, from the same capture.
     """
 
@@ -35,6 +38,8 @@ class Graph:
     tied: Mapping[str, str] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
     source: str = "fx"
+    constants: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    notes: tuple[str, ...] = ()
     rebuild: Callable[[Shapes], Graph] | None = field(default=None, repr=False, compare=False)
 
     @cached_property

@@ -90,6 +90,32 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleTarget:
+    """Stand for one of the model's own modules as the target of a `Call`, by its path.
+
+    The arguments are the module's; its parameters and buffers are operands of the layer too, their local
+    names in the attribute `state` in the order of the operands.
+    """
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Stand for "the device that the layer runs on" inside the arguments of a `Call`."""
+
+
+DEVICE = Device()
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Stand for a string among the outputs of a model, where plain strings are names of layers."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """How the user's code computes the layer: a function, a tensor method or one of the model's modules.
 

@@ -1,0 +1,132 @@
+"""From a model and an example to its graph: trace, describe, check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwise.graph import interpret
+from shardwise.graph.errors import CaptureError
+from shardwise.graph.example import Example, read_example
+from shardwise.graph.fake import Fakes
+from shardwise.graph.graph import Graph, Shapes
+from shardwise.graph.propagate import propagate
+from shardwise.graph.trace import Trace, leaves
+from shardwise.graph.trace_fx import trace_fx
+
+
+def capture(model: nn.Module, example: Any, *, training: bool | None = None, check: bool = True) -> Graph:
+    """Capture a model as a graph of layers.
+
+    Args:
+        model: any module, also on the meta device; it is left exactly as it was.
+        example: a tensor, a tuple of them, or a dict by argument name; a `TensorSpec` stands for a tensor.
+        training: which behaviour to capture; default as the model is now.
+        check: compare the graph's output with the model's on the example (never possible on meta).
+    """
+    given = read_example(model.forward, example)
+    with untouched(model, training):
+        trace = trace_fx(model, given)
+        graph = build(trace)
+        if not check:
+            return replace(graph, notes=(*graph.notes, "self-check skipped: not wanted"))
+        if _on_meta(model) or not given.real:
+            return replace(graph, notes=(*graph.notes, "self-check skipped: no data on the meta device"))
+        self_check(model, given, graph)
+    return graph
+
+
+def build(trace: Trace) -> Graph:
+    """Return the graph of a trace for its own shapes; `Graph.at` then serves others from the same trace."""
+    fakes = Fakes(trace.modules)
+    known: dict[Shapes, Graph] = {}
+
+    def rebuild(shapes: Shapes) -> Graph:
+        if shapes not in known:
+            known[shapes] = replace(propagate(trace, shapes, fakes), rebuild=rebuild)
+        return known[shapes]
+
+    return rebuild(tuple(spec.shape for spec in trace.specs))
+
+
+@contextmanager
+def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
+    """Restore buffers, training flags and random numbers of a model, whatever happens inside."""
+    flags = {module: module.training for module in model.modules()}
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    with torch.random.fork_rng(devices=_devices(model)):
+        try:
+            if training is not None and training != model.training:
+                model.train(training)
+            yield
+        finally:
+            for module, flag in flags.items():
+                module.training = flag
+            with torch.no_grad():
+                for name, buffer in model.named_buffers():
+                    buffer.copy_(buffers[name])
+
+
+def _devices(model: nn.Module) -> list[torch.device]:
+    found = {t.device for t in (*model.parameters(), *model.buffers())}
+    return [device for device in found if device.type not in ("cpu", "meta")]
+
+
+def _on_meta(model: nn.Module) -> bool:
+    return any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers()))
+
+
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+
+
+def self_check(model: nn.Module, example: Example, graph: Graph) -> None:
+    """Refuse a graph that does not compute what the model computes on the example."""
+    device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    sample = example.sample(device)
+    args, kwargs = example.fill({name: tensor.clone() for name, tensor in sample.items()})
+    start = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    state = interpret.state_of(model)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        found = interpret.run(graph, list(sample.values()), state, dict(model.named_modules()))
+        updated = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        for name, buffer in model.named_buffers():
+            buffer.copy_(start[name])
+        torch.manual_seed(0)
+        wanted = model(*args, **kwargs)
+    pairs = list(zip(leaves(_plain(wanted)), leaves(_plain(found)), strict=True))
+    for i, (a, b) in enumerate(pairs):
+        if not _close(a, b):
+            raise CaptureError(f"the captured graph does not reproduce output {i} of the model: {_how(a, b)}")
+    for name, buffer in model.named_buffers():
+        if not _close(buffer, updated[name]):
+            raise CaptureError(
+                f"the model changes its buffer {name!r} in a way that the captured graph does not reproduce"
+            )
+
+
+def _plain(tree: Any) -> Any:
+    return tree
+
+
+def _close(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor):
+        return bool(a == b)
+    if not isinstance(b, Tensor) or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    scale = float(a.abs().nan_to_num().max()) if a.numel() else 0.0
+    bound = _TOLERANCE[a.dtype] * max(scale, 1e-6)
+    return torch.allclose(a, b, rtol=0.0, atol=bound, equal_nan=True)
+
+
+def _how(a: Any, b: Any) -> str:
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.is_floating_point():
+        return f"they differ by up to {float((a - b).abs().max()):.3g}"
+    return f"{getattr(a, 'shape', a)} against {getattr(b, 'shape', b)}"

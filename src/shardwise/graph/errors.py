@@ -1,0 +1,25 @@
+"""What capture says when it cannot describe a model."""
+
+from __future__ import annotations
+
+
+class CaptureError(ValueError):
+    """A model that cannot be captured as a graph; the message names the line of the user's code.
+
+    Args:
+        what: what was found, in a sentence.
+        where: file and line in the user's code, if known.
+    """
+
+    def __init__(self, what: str, where: str = "") -> None:
+        place = f"{where}: " if where else ""
+        super().__init__(
+            f"{place}{what}\nThis model cannot be split by layers, tiles or channels. "
+            "Data parallelism still works, since it needs no graph: use a plan with data replicas only."
+        )
+        self.what = what
+        self.where = where
+
+
+class Opaque(Exception):  # noqa: N818 - it is a message between rules and propagation, not an error
+    """Raised by a rule that does not understand a call: the layer then runs whole, for this reason."""

@@ -1,0 +1,32 @@
+"""One rule per family of functions: how a call becomes layers of known kinds."""
+
+from shardwise.graph.normalise import (
+    convolution,
+    elementwise,
+    joins,
+    linear,
+    losses,
+    normalisation,
+    pooling,
+    reduction,
+    reshape,
+    resize,
+    slices,
+)
+from shardwise.graph.normalise.registry import apply_rule, has_rule
+
+__all__ = [
+    "apply_rule",
+    "convolution",
+    "elementwise",
+    "has_rule",
+    "joins",
+    "linear",
+    "losses",
+    "normalisation",
+    "pooling",
+    "reduction",
+    "reshape",
+    "resize",
+    "slices",
+]
