@@ -19,13 +19,18 @@ def failed() -> bool:
     return _failed
 
 
+def mark_failed() -> None:
+    """Note that this rank failed, so that leaving the job does not wait for the others."""
+    global _failed
+    _failed = True
+
+
 def end_job_on_exception(place: Place) -> None:
     """From now on let an uncaught exception on this rank end all ranks."""
     global _previous_hook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        global _failed
-        _failed = True
+        mark_failed()
         text = "".join(traceback.format_exception(kind, error, trace))
         summary = f"shardwise: rank {place.rank} of {place.size} ends the job: {kind.__name__}: {error}"
         print(f"{text}{summary}", file=sys.stderr, flush=True)

@@ -1,0 +1,102 @@
+"""Look at this machine: versions, cores, memory, MPI, and whether two ranks can talk."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+
+import torch
+
+from shardwise.runtime.environment import detect
+from shardwise.runtime.errors import TransportError
+from shardwise.runtime.launch import choose_launcher
+from shardwise.runtime.mpi.mpiexec import find_mpiexec
+from shardwise.runtime.poller import cores
+from shardwise.runtime.session import choose_backend
+
+_PING_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Hold one line of the report; `ok` is False for what needs attention."""
+
+    name: str
+    value: str
+    ok: bool = True
+
+
+def examine(ping: bool = True) -> list[Finding]:
+    """Return everything that matters for running ranks here."""
+    findings = [
+        Finding("shardwise", _version("shardwise")),
+        Finding("python", platform.python_version()),
+        Finding("torch", torch.__version__),
+        Finding("mpi4py", _version("mpi4py")),
+        Finding("cores", str(cores())),
+        Finding("memory", f"{memory_bytes() / 2**30:.1f} GiB"),
+        Finding("devices", _devices()),
+        _mpi(),
+        Finding("launcher", choose_launcher(None)),
+        Finding("backend", _backend()),
+    ]
+    if ping:
+        findings += [_ping(name) for name in _pingable()]
+    return findings
+
+
+def memory_bytes() -> int:
+    """Return the physical memory of this node."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _devices() -> str:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ", ".join(torch.cuda.get_device_name(index) for index in range(count)) or "CPU only"
+
+
+def _mpi() -> Finding:
+    try:
+        found = find_mpiexec()
+    except TransportError as error:
+        return Finding("MPI", str(error), ok=False)
+    version = " ".join(found.library_version.splitlines()[0].split())
+    return Finding("MPI", f"{version}; launcher {found.path}")
+
+
+def _backend() -> str:
+    place = detect()
+    chosen = choose_backend(None, place)
+    return f"{chosen} (started by {place.launcher}, {place.size} rank{'s' * (place.size > 1)})"
+
+
+def _pingable() -> list[str]:
+    return ["mpi4py", "gloo"] if choose_launcher(None) == "mpi" else ["gloo"]
+
+
+def _ping(backend: str) -> Finding:
+    """Start two ranks and measure a round trip."""
+    launcher = "mpi" if backend == "mpi4py" else "torchrun"
+    options = ["-n", "2", "--launcher", launcher, "--backend", backend]
+    command = [sys.executable, "-m", "shardwise.cli", "run", *options, "-m", "shardwise.runtime.ping"]
+    name = f"ping {backend}"
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=_PING_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding(name, f"two ranks did not answer within {_PING_SECONDS} s", ok=False)
+    lines = [line for line in child.stdout.splitlines() if "round trip" in line]
+    if child.returncode or not lines:
+        reason = (child.stderr.strip().splitlines() or ["no output"])[-1]
+        return Finding(name, f"failed with code {child.returncode}: {reason}", ok=False)
+    return Finding(name, lines[0].partition("] ")[2])

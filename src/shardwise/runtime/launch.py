@@ -1,0 +1,225 @@
+"""Start the ranks of a job on this machine, and end all of them when one fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from shardwise.runtime.errors import TransportError
+from shardwise.runtime.mpi import library
+from shardwise.runtime.mpi.mpiexec import Mpiexec, find_mpiexec
+from shardwise.runtime.poller import cores
+from shardwise.runtime.relay import Ended, Relay
+from shardwise.runtime.worker import ADDRESS
+
+LAUNCHERS = ("mpi", "torchrun")
+_GRACE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """Describe what to start: how many ranks, of what, by which launcher."""
+
+    size: int
+    command: tuple[str, ...]
+    launcher: str
+    backend: str | None = None
+
+
+def choose_launcher(asked: str | None) -> str:
+    """Return the launcher asked for, or MPI where it is installed, else processes as torchrun makes them."""
+    if asked is None:
+        return "mpi" if library.installed() and _has_mpiexec() else "torchrun"
+    if asked not in LAUNCHERS:
+        raise ValueError(f"launcher: found {asked!r}; expected one of {', '.join(LAUNCHERS)}")
+    return asked
+
+
+def _has_mpiexec() -> bool:
+    try:
+        find_mpiexec()
+    except TransportError:
+        return False
+    return True
+
+
+def run(job: Job) -> int:
+    """Run a job to its end and return its exit code: zero only when every rank succeeded."""
+    if job.size < 1:
+        raise ValueError(f"ranks: found {job.size}; expected at least 1")
+    if job.launcher == "torchrun" and job.backend == "mpi4py":
+        raise ValueError("backend 'mpi4py' needs the launcher 'mpi'; torchrun starts no MPI world")
+    with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
+        return _Run(job, os.path.join(folder, "socket")).finish()
+
+
+def environment(job: Job, address: str) -> dict[str, str]:
+    """Return the environment of every rank."""
+    made = dict(os.environ)
+    made.setdefault("OMP_NUM_THREADS", str(max(1, cores() // job.size)))
+    # A rank's lines must appear when they are printed, although its output is no terminal.
+    made["PYTHONUNBUFFERED"] = "1"
+    made[ADDRESS] = address
+    if job.backend is not None:
+        made["SHARDWISE_BACKEND"] = job.backend
+    return made
+
+
+def mpi_command(mpiexec: Mpiexec, size: int) -> tuple[list[str], dict[str, str]]:
+    """Return how to start ranks with an MPI, even as root and with more ranks than cores."""
+    command = [mpiexec.path, "-n", str(size)]
+    if mpiexec.vendor != "Open MPI":
+        return command, {}
+    allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return [*command, "--oversubscribe", "--bind-to", "none"], allow
+
+
+class _Run:
+    """Hold the processes of a running job."""
+
+    def __init__(self, job: Job, address: str) -> None:
+        self._job = job
+        self._events: queue.SimpleQueue[Ended | int] = queue.SimpleQueue()
+        self._relay = Relay(address, job.size, self._events.put)
+        self._store: Any = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._previous = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+        base = environment(job, address)
+        worker = [sys.executable, "-m", "shardwise.runtime.worker", *job.command]
+        if job.launcher == "mpi":
+            command, extra = mpi_command(find_mpiexec(), job.size)
+            self._start([*command, *worker], base | extra)
+        else:
+            for own in self._torchrun_environments():
+                self._start(worker, base | own)
+
+    def _start(self, command: Sequence[str], env: dict[str, str]) -> None:
+        # Own sessions: Ctrl-C reaches the launcher alone, which then ends the ranks in order.
+        self._processes.append(
+            subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+        )
+
+    def _torchrun_environments(self) -> list[dict[str, str]]:
+        """Return the variables torchrun would set, with the store served by this process."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        self._store = TCPStore("127.0.0.1", 0, self._job.size, True, wait_for_workers=False)
+        size = str(self._job.size)
+        return [
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": size,
+                "LOCAL_WORLD_SIZE": size,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(self._store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+            }
+            for rank in range(self._job.size)
+        ]
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._events.put(number)
+
+    def finish(self) -> int:
+        """Wait until all ranks are done or one failed, end what is left, and return the code."""
+        try:
+            code = self._watch()
+        finally:
+            self._end_all()
+            self._relay.close()
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+        return code
+
+    def _watch(self) -> int:
+        done = 0
+        while done < self._job.size:
+            try:
+                event = self._events.get(timeout=0.1)
+            except queue.Empty:
+                if (code := self._ended_without_word()) is not None:
+                    return code
+                continue
+            if isinstance(event, int):
+                self._relay.say(f"{signal.Signals(event).name}: ending {self._job.size} ranks")
+                self._signal_ranks(event)
+                return 128 + event
+            if event.code != 0:
+                return self._failure(event)
+            done += 1
+        return 0
+
+    def _ended_without_word(self) -> int | None:
+        """Return a code when a launcher process failed before or without its ranks' reports."""
+        codes = [process.poll() for process in self._processes]
+        bad = [code for code in codes if code]
+        if bad and self._events.empty():
+            self._relay.say(f"a launcher process ended with code {bad[0]}; ending all ranks")
+            return _exit_code(bad[0])
+        if all(code == 0 for code in codes) and self._events.empty():
+            return 0 if self._relay.pids else 1
+        return None
+
+    def _failure(self, ended: Ended) -> int:
+        others = self._job.size - 1
+        if ended.code is not None:
+            how, code = f"failed with code {ended.code}", ended.code
+        else:
+            number = self._signal_of(ended)
+            name = signal.Signals(number).name if number else "a signal"
+            how, code = f"was killed by {name}", 128 + (number or signal.SIGKILL)
+        self._relay.say(f"rank {ended.rank} (process {ended.pid}) {how}; ending the other {others}")
+        return code
+
+    def _signal_of(self, ended: Ended) -> int | None:
+        """Return the signal that ended a rank this process started itself."""
+        for process in self._processes:
+            if process.pid == ended.pid:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(timeout=1)
+                    return -code if code < 0 else None
+        return None
+
+    def _signal_ranks(self, number: int) -> None:
+        for pid in self._relay.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        self._await(_GRACE_SECONDS)
+
+    def _await(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while any(process.poll() is None for process in self._processes):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _end_all(self) -> None:
+        """Let finished launchers go, then end what is left, gently first."""
+        self._await(1.0)
+        for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
+            if self._await(0.0):
+                break
+            for process in self._processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+            self._await(seconds)
+        # An MPI launcher puts ranks into sessions of their own, so the group's signal may miss them.
+        for pid in self._relay.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _exit_code(code: int) -> int:
+    return 128 - code if code < 0 else code
