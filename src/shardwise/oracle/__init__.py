@@ -1,1 +1,23 @@
-"""How long: prices a program in seconds and bytes."""
+"""How long: time, memory and bottlenecks of a program on a machine."""
+
+from shardwise.oracle.events import Event, Kind, Span, simulate
+from shardwise.oracle.kernels import Direction, Estimate, KernelTimes, Roofline, Task
+from shardwise.oracle.prediction import Prediction
+from shardwise.oracle.price import StagePrice, price_stage
+from shardwise.oracle.step import predict_stage_step
+
+__all__ = [
+    "Direction",
+    "Estimate",
+    "Event",
+    "KernelTimes",
+    "Kind",
+    "Prediction",
+    "Roofline",
+    "Span",
+    "StagePrice",
+    "Task",
+    "predict_stage_step",
+    "price_stage",
+    "simulate",
+]

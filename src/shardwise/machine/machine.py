@@ -1,0 +1,206 @@
+"""The machine as data: what a device can do, what a node holds, how nodes are connected."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardwise.machine import toml
+from shardwise.machine.curve import Curve
+from shardwise.machine.errors import MachineError
+from shardwise.machine.network import Tier
+
+PRESETS = Path(__file__).parent / "presets"
+ASSUMED = "assumed"
+
+
+@dataclass(frozen=True)
+class Device:
+    """Describe what one rank computes on: a GPU, a socket, a core.
+
+    Args:
+        name: as its maker calls it.
+        peak_flops: operations per second by dtype; multiply and add count as two.
+        memory_bytes: what a rank may use.
+        memory_bandwidth: bytes read or written per second.
+        baseline_bytes: what the framework takes before the first tensor.
+        overhead_forward_seconds, overhead_backward_seconds: software cost of one operator.
+        efficiency: fraction of the peak over the flops of one call, by layer kind (`convolution`) or by
+            kind and direction (`convolution/backward_weight`); kinds without a curve are memory-bound.
+        update_bytes_per_second: bytes of parameters that the optimizer updates per second; 0: a sixth of
+            the memory bandwidth.
+        threads: computing threads of one rank.
+        host: whether messages are copied by the cores that also compute.
+    """
+
+    name: str
+    peak_flops: Mapping[str, float]
+    memory_bytes: float
+    memory_bandwidth: float
+    baseline_bytes: float = 0.0
+    overhead_forward_seconds: float = 0.0
+    overhead_backward_seconds: float = 0.0
+    efficiency: Mapping[str, Curve] = field(default_factory=dict)
+    update_bytes_per_second: float = 0.0
+    threads: int = 1
+    host: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "memory_bandwidth"):
+            if getattr(self, name) <= 0:
+                raise MachineError(f"device.{name}", f"{getattr(self, name)} found", "it must be positive")
+        if not self.peak_flops:
+            raise MachineError("device.peak_flops", "empty", "give at least float32")
+
+    def peak(self, dtype: str) -> float:
+        """Return the peak of a dtype; of the widest known one if the dtype is not listed."""
+        if dtype in self.peak_flops:
+            return self.peak_flops[dtype]
+        return min(self.peak_flops.values())
+
+
+@dataclass(frozen=True)
+class Node:
+    """Describe what shares one operating system: `devices` ranks and `cores` that serve them."""
+
+    devices: int = 1
+    cores: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "cores"):
+            if getattr(self, name) < 1:
+                raise MachineError(f"node.{name}", f"{getattr(self, name)} found", "at least 1")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Describe a machine; load it by a preset's name or from a TOML file.
+
+    Args:
+        name: short, as in `--machine name`.
+        device, node: see there.
+        tiers: the network from the inside out.
+        transport: which tiers count, where several transports were measured; "" takes all.
+        input_bytes_per_second: how fast samples reach one node; 0: never a limit.
+        nodes: how many there are; 0: any number.
+        sources: where each number comes from, by dotted field name; a prefix speaks for all below it.
+            A field without an entry is `assumed`.
+    """
+
+    name: str
+    device: Device
+    node: Node
+    tiers: tuple[Tier, ...]
+    transport: str = ""
+    input_bytes_per_second: float = 0.0
+    nodes: int = 0
+    description: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.network:
+            known = sorted({tier.transport for tier in self.tiers})
+            raise MachineError("tiers", f"none for transport {self.transport!r}", f"there are {known}")
+        if self.network[-1].span != 0:
+            raise MachineError("tiers", "the last tier does not reach all ranks", "give it span = 0")
+
+    @property
+    def network(self) -> tuple[Tier, ...]:
+        """Return the tiers of the chosen transport."""
+        return tuple(t for t in self.tiers if not self.transport or t.transport in ("", self.transport))
+
+    def tier(self, ranks: Iterable[int]) -> Tier:
+        """Return the innermost tier through which all these ranks reach each other."""
+        members = list(ranks)
+        first, last = min(members, default=0), max(members, default=0)
+        for tier in self.network:
+            if tier.span == 0 or first // tier.span == last // tier.span:
+                return tier
+        return self.network[-1]
+
+    def with_transport(self, transport: str) -> Machine:
+        """Return the machine with the network figures of another transport."""
+        return dataclasses.replace(self, transport=transport)
+
+    def with_ranks_per_node(self, ranks: int) -> Machine:
+        """Return the machine with each node's devices shared out evenly over so many ranks."""
+        if ranks < 1:
+            raise MachineError("node.devices", f"{ranks} ranks per node asked for", "at least 1")
+        share = self.node.devices / ranks
+        device = self.device
+        divided = dataclasses.replace(
+            device,
+            peak_flops={dtype: peak * share for dtype, peak in device.peak_flops.items()},
+            memory_bytes=device.memory_bytes * share,
+            memory_bandwidth=device.memory_bandwidth * share,
+            update_bytes_per_second=device.update_bytes_per_second * share,
+            threads=max(1, int(device.threads * share)),
+        )
+        inner = self.node.devices
+        tiers = tuple(dataclasses.replace(t, span=ranks * t.span // inner) for t in self.tiers)
+        node = dataclasses.replace(self.node, devices=ranks)
+        return dataclasses.replace(self, device=divided, node=node, tiers=tiers)
+
+    def source(self, field: str) -> str:
+        """Return where a number comes from; `assumed` if nobody said."""
+        name = field
+        while name:
+            if name in self.sources:
+                return self.sources[name]
+            name = name.rpartition(".")[0]
+        return self.sources.get("default", ASSUMED)
+
+    def assumed(self, fields: Iterable[str]) -> tuple[str, ...]:
+        """Return those of the given fields that no source backs."""
+        return tuple(f for f in sorted(set(fields)) if self.source(f).startswith(ASSUMED))
+
+    @staticmethod
+    def presets() -> tuple[str, ...]:
+        """Return the names of the machines that come with shardwise."""
+        return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))
+
+    @staticmethod
+    def load(name_or_path: str | Path | Machine) -> Machine:
+        """Read a machine from a TOML file, or take a preset by its name."""
+        if isinstance(name_or_path, Machine):
+            return name_or_path
+        path = Path(name_or_path)
+        if path.suffix != ".toml":
+            preset = PRESETS / f"{name_or_path}.toml"
+            if not preset.is_file():
+                known = ", ".join(Machine.presets())
+                raise MachineError(
+                    "name", f"{str(name_or_path)!r} is no preset", f"use a .toml file or {known}"
+                )
+            path = preset
+        if not path.is_file():
+            raise MachineError("path", f"there is no file {path}", "`shardwise calibrate -o FILE` writes one")
+        return toml.read(Machine, path)
+
+    def save(self, path: str | Path) -> None:
+        """Write the machine as TOML."""
+        toml.write(self, Path(path))
+
+    def replace(self, **changes: Any) -> Machine:
+        """Return the machine with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        device, network = self.device, self.network
+        lines = [
+            f"{self.name}: {self.node.devices} x {device.name} per node, "
+            f"{device.peak('float32') / 1e12:.3g} Tflop/s and {device.memory_bytes / 1e9:.3g} GB each"
+        ]
+        lines += [f"  {_describe(tier)}" for tier in network]
+        return "\n".join(lines)
+
+
+def _describe(tier: Tier) -> str:
+    latency = tier.point_to_point.seconds(8)
+    large = 16 << 20
+    rate = large / tier.point_to_point.seconds(large)
+    what = f" ({tier.transport})" if tier.transport else ""
+    return f"{tier.name}{what}: {latency * 1e6:.3g} us, {rate / 1e9:.3g} GB/s"

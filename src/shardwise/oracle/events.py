@@ -1,0 +1,206 @@
+"""A discrete-event simulation of ranks that work, meet, send and receive.
+
+Every rank has a list of events that it goes through in order:
+
+    WORK      compute for some seconds
+    MEET      wait until all `peers` have reached the same `key`, then work for some seconds
+    SEND      work for some seconds (packing, posting); the message arrives `flight` seconds later
+    RECEIVE   wait for the message `key`, then work for some seconds (unpacking)
+    LAUNCH    join a collective `key` of `peers` that needs `flight` seconds once all have joined; go on
+    WAIT      wait until the collective `key` is done
+
+With more ranks than cores on a node the ranks that work share them evenly; those that wait use none.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What a rank does in an event."""
+
+    WORK = "work"
+    MEET = "meet"
+    SEND = "send"
+    RECEIVE = "receive"
+    LAUNCH = "launch"
+    WAIT = "wait"
+
+
+BUBBLE = "bubble"
+_TICK = 1e-13
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One entry of a rank's list; `category` is where its seconds are counted."""
+
+    kind: Kind
+    seconds: float
+    category: str
+    label: str = ""
+    key: Hashable = None
+    peers: tuple[int, ...] = ()
+    flight: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a rank did from `start` to `end`."""
+
+    rank: int
+    start: float
+    end: float
+    category: str
+    label: str = ""
+
+
+class DeadlockError(RuntimeError):
+    """Say which rank waits for what when nothing moves any more."""
+
+
+@dataclass
+class _Rank:
+    events: Sequence[Event]
+    position: int = 0
+    clock: float = 0.0
+
+
+def simulate(
+    lists: Mapping[int, Sequence[Event]], *, cores: int = 0, ranks_per_node: int = 0
+) -> tuple[Span, ...]:
+    """Run the event lists of all ranks; return what each did when, waiting included as "bubble".
+
+    Args:
+        lists: events by rank.
+        cores: cores of a node; 0: every rank has what it needs.
+        ranks_per_node: consecutive ranks that share them; 0: all ranks are on one node.
+    """
+    simulation = _Simulation(lists)
+    per_node = ranks_per_node or max(len(lists), 1)
+    if cores and min(per_node, len(lists)) > cores:
+        simulation.run_shared(cores, per_node)
+    else:
+        simulation.run_alone()
+    simulation.check_finished()
+    return tuple(simulation.spans)
+
+
+class _Simulation:
+    def __init__(self, lists: Mapping[int, Sequence[Event]]) -> None:
+        self.ranks = {rank: _Rank(events) for rank, events in lists.items()}
+        self.spans: list[Span] = []
+        self.arrived: dict[Hashable, dict[int, float]] = {}
+        self.mail: dict[Hashable, float] = {}
+        self.blocked: dict[Hashable, list[int]] = {}
+        self.runnable = list(self.ranks)
+
+    def run_alone(self) -> None:
+        """Give every rank its own core: clocks advance independently."""
+        while self.runnable:
+            rank = self.runnable.pop()
+            state = self.ranks[rank]
+            while state.position < len(state.events):
+                event = state.events[state.position]
+                ready = self._ready(rank, event, state.clock)
+                if ready is None:
+                    break
+                end = ready + event.seconds
+                self._finish(rank, state, event, ready, end)
+
+    def run_shared(self, cores: int, per_node: int) -> None:
+        """Let ranks share cores: all that work on a node advance at one common speed."""
+        now = 0.0
+        left: dict[int, float] = {}
+        began: dict[int, float] = {}
+        asleep: list[tuple[float, int]] = []
+        sleepers: set[int] = set()
+        while True:
+            while self.runnable:
+                rank = self.runnable.pop()
+                state = self.ranks[rank]
+                if state.position == len(state.events) or rank in left or rank in sleepers:
+                    continue
+                ready = self._ready(rank, state.events[state.position], state.clock)
+                if ready is None:
+                    continue
+                if ready > now + _TICK:
+                    heapq.heappush(asleep, (ready, rank))
+                    sleepers.add(rank)
+                else:
+                    left[rank], began[rank] = state.events[state.position].seconds, now
+            if not left and not asleep:
+                return
+            speeds = _speeds(left, cores, per_node)
+            step = min((now + left[r] / speeds[r] for r in left), default=math.inf)
+            step = min(step, asleep[0][0] if asleep else math.inf)
+            for rank in left:
+                left[rank] -= (step - now) * speeds[rank]
+            now = step
+            while asleep and asleep[0][0] <= now + _TICK:
+                rank = heapq.heappop(asleep)[1]
+                sleepers.discard(rank)
+                self.runnable.append(rank)
+            for rank in [r for r, seconds in left.items() if seconds <= _TICK]:
+                del left[rank]
+                state = self.ranks[rank]
+                self._finish(rank, state, state.events[state.position], began[rank], now)
+                self.runnable.append(rank)
+
+    def check_finished(self) -> None:
+        """Refuse lists in which some rank waits for something that never comes."""
+        stuck = [r for r, state in self.ranks.items() if state.position < len(state.events)]
+        if stuck:
+            state = self.ranks[stuck[0]]
+            event = state.events[state.position]
+            what = event.label or repr(event.key)
+            raise DeadlockError(f"ranks {stuck} wait for ever; rank {stuck[0]} at {event.kind} {what}")
+
+    def _ready(self, rank: int, event: Event, clock: float) -> float | None:
+        """Return when an event can begin; None, and remember who waits, if that is not known yet."""
+        if event.kind is Kind.MEET:
+            here = self.arrived.setdefault(event.key, {})
+            if rank not in here:
+                here[rank] = clock
+                self._wake(event.key)
+            if all(peer in here for peer in event.peers):
+                return max([clock, *(here[peer] for peer in event.peers)])
+        elif event.kind in (Kind.RECEIVE, Kind.WAIT):
+            if event.key in self.mail:
+                return max(clock, self.mail[event.key])
+        else:
+            return clock
+        self.blocked.setdefault(event.key, []).append(rank)
+        return None
+
+    def _finish(self, rank: int, state: _Rank, event: Event, start: float, end: float) -> None:
+        """Record a finished event and what it causes, and step on."""
+        if start > state.clock + _TICK:
+            self.spans.append(Span(rank, state.clock, start, BUBBLE, event.label))
+        if end > start:
+            self.spans.append(Span(rank, start, end, event.category, event.label))
+        state.clock, state.position = end, state.position + 1
+        if event.kind is Kind.SEND:
+            self.mail[event.key] = end + event.flight
+            self._wake(event.key)
+        elif event.kind is Kind.LAUNCH:
+            here = self.arrived.setdefault(event.key, {})
+            here[rank] = end
+            if all(peer in here for peer in event.peers):
+                self.mail[event.key] = max(here.values()) + event.flight
+                self._wake(event.key)
+
+    def _wake(self, key: Hashable) -> None:
+        self.runnable += self.blocked.pop(key, [])
+
+
+def _speeds(running: Mapping[int, float], cores: int, per_node: int) -> dict[int, float]:
+    crowd: dict[int, int] = {}
+    for rank in running:
+        crowd[rank // per_node] = crowd.get(rank // per_node, 0) + 1
+    return {rank: min(1.0, cores / crowd[rank // per_node]) for rank in running}

@@ -1,0 +1,140 @@
+"""Where the time of a computation comes from: a roofline over the machine's figures, or a profile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from shardwise.geometry import Box
+from shardwise.graph import Kind, Layer, Source
+from shardwise.machine import Device
+from shardwise.program import Compute, Normalise
+
+WEIGHTED = (Kind.CONVOLUTION, Kind.TRANSPOSED, Kind.LINEAR)
+
+
+class Direction(StrEnum):
+    """Which of the three computations of a layer."""
+
+    FORWARD = "forward"
+    BACKWARD_INPUT = "backward_input"
+    BACKWARD_WEIGHT = "backward_weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A time, the half width of its interval, and a word if it was not measured for this very shape."""
+
+    seconds: float
+    spread: float = 0.0
+    flag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One rank's computation of one layer: what it holds, what of it the layer reads, what it makes.
+
+    `shared` marks a normalisation whose statistics are reduced over ranks, which runs another kernel.
+    """
+
+    layer: Layer
+    held: tuple[Box, ...]
+    wants: tuple[Box, ...]
+    out: Box
+    shared: bool = False
+
+    @staticmethod
+    def of(op: Compute | Normalise, rank: int) -> Task:
+        """Return the task of one rank in a lowered operation."""
+        return Task(
+            op.layer,
+            tuple(read.layout.box(rank) for read in op.reads),
+            tuple(want.box(rank) for want in op.wants),
+            op.makes.layout.box(rank),
+            isinstance(op, Normalise),
+        )
+
+    @property
+    def fraction(self) -> float:
+        """Return which part of the layer's multiplications and additions this rank does."""
+        whole = math.prod(self.layer.outputs[0].shape)
+        part = self.out.size / whole if whole else 0.0
+        for group in self.layer.contracts:
+            position, dim = group[0]
+            extent = self.layer.operands[position].spec.shape[dim]
+            part *= self.wants[position].shape[dim] / extent if extent else 0.0
+        return part
+
+    @property
+    def parameter_positions(self) -> tuple[int, ...]:
+        """Return which operands are parameters."""
+        operands = self.layer.operands
+        return tuple(i for i, o in enumerate(operands) if o.origin is Source.PARAMETER)
+
+    def flops(self, direction: Direction) -> float:
+        """Return the operations of one direction; backward is halved between input and weight."""
+        if direction is Direction.FORWARD:
+            return self.layer.forward_flops * self.fraction
+        if self.layer.kind in WEIGHTED:
+            return self.layer.backward_flops * self.fraction / 2
+        return self.layer.backward_flops * self.fraction if direction is Direction.BACKWARD_INPUT else 0.0
+
+    def nbytes(self, direction: Direction) -> float:
+        """Return the bytes that one direction reads and writes at least once."""
+        operands = self.layer.operands
+        sizes = [w.size * o.spec.itemsize for w, o in zip(self.wants, operands, strict=True)]
+        out = self.out.size * self.layer.outputs[0].itemsize
+        stored = sum(sizes[i] for i in self.parameter_positions)
+        values = sum(sizes) - stored
+        if direction is Direction.FORWARD:
+            return values + stored + out
+        if direction is Direction.BACKWARD_INPUT:
+            # The gradient of the output and the saved value are read, the gradient of the input is written.
+            return out + stored + values * (1 if self.layer.kind in WEIGHTED else 2)
+        return out + values + stored if self.layer.kind in WEIGHTED else 0.0
+
+
+class KernelTimes(Protocol):
+    """Answer how long a computation takes on one rank."""
+
+    def seconds(self, task: Task, direction: Direction) -> Estimate:
+        """Return the time of one direction of a task."""
+
+    def fields(self) -> Iterable[str]:
+        """Return the machine's fields that the answers so far came from."""
+
+
+class Roofline:
+    """Compute times from the peak, the efficiency curves and the memory bandwidth of a device."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._used: set[str] = set()
+
+    def seconds(self, task: Task, direction: Direction) -> Estimate:
+        """Return the larger of computing and moving, plus the software overhead of one operator."""
+        device, layer = self.device, task.layer
+        flops, moved = task.flops(direction), task.nbytes(direction)
+        if task.out.empty or moved == 0:
+            return Estimate(0.0)
+        forward = direction is Direction.FORWARD
+        overhead = device.overhead_forward_seconds if forward else device.overhead_backward_seconds
+        passes = 3 if task.shared else 2 if layer.kind is Kind.NORMALISATION else 1
+        moving = passes * moved / device.memory_bandwidth
+        computing = 0.0
+        name = f"{layer.kind}/{direction}"
+        curve = device.efficiency.get(name) or device.efficiency.get(str(layer.kind))
+        if curve is not None and flops:
+            dtype = layer.outputs[0].dtype
+            computing = flops / (device.peak(dtype) * curve.at(flops))
+            self._used |= {f"device.peak_flops.{dtype}", "device.efficiency"}
+        side = "forward" if forward else "backward"
+        self._used |= {"device.memory_bandwidth", f"device.overhead_{side}_seconds"}
+        return Estimate(max(computing, moving) + overhead, flag="roofline")
+
+    def fields(self) -> tuple[str, ...]:
+        """Return the machine's fields that the answers so far came from."""
+        return tuple(sorted(self._used))

@@ -1,0 +1,188 @@
+"""Price a lowered stage: every operation of every rank becomes an event with its seconds.
+
+What is priced is the program that the runtime executes and the message lists that it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from shardwise.geometry import Message
+from shardwise.machine import Machine, Tier
+from shardwise.oracle.events import Event, Kind
+from shardwise.oracle.kernels import WEIGHTED, Direction, KernelTimes, Task
+from shardwise.program import Compute, Normalise, Op, Regrid, StageProgram
+
+FORWARD, BACKWARD, HALO, STATISTICS = "forward", "backward", "halo", "statistics"
+Events = tuple[Event, ...]
+
+
+@dataclass
+class StagePrice:
+    """The priced operations of a stage, for each rank of the group, in execution order.
+
+    `forward[r]` and `backward[r]` are event lists for one micro-batch; keys of meetings are positions in
+    the program and become unique when a schedule puts several of them in a row. `ops[r]` has the forward
+    and backward seconds of each operation. `variance` is the summed squared spread of one rank's kernels.
+    """
+
+    width: int
+    ranks: tuple[int, ...]
+    forward: list[list[Event]] = field(default_factory=list)
+    backward: list[list[Event]] = field(default_factory=list)
+    ops: list[list[tuple[Op, float, float]]] = field(default_factory=list)
+    variance: float = 0.0
+    flags: set[str] = field(default_factory=set)
+    fields: set[str] = field(default_factory=set)
+
+    def items(self, rank: int) -> Iterator[tuple[Op, float]]:
+        """Yield each operation of a rank with its seconds, forward and backward together."""
+        for op, forward, backward in self.ops[rank]:
+            yield op, forward + backward
+
+
+def price_stage(
+    program: StageProgram,
+    machine: Machine,
+    kernels: KernelTimes,
+    *,
+    ranks: Sequence[int] | None = None,
+) -> StagePrice:
+    """Return the events of one micro-batch's forward and backward pass through a stage.
+
+    Args:
+        program: the lowered stage.
+        machine: for the times of messages.
+        kernels: for the times of computations.
+        ranks: the world rank of each position in the group; default 0, 1, ...
+    """
+    world = tuple(ranks) if ranks is not None else tuple(range(program.width))
+    price = StagePrice(program.width, world)
+    pricer = _Pricer(machine, kernels, world, price)
+    for position in range(program.width):
+        pairs = [pricer.op(op, position, index) for index, op in enumerate(program.ops)]
+        price.forward.append([event for there, _ in pairs for event in there])
+        price.backward.append([event for _, back in reversed(pairs) for event in back])
+        price.ops.append(
+            [(op, _sum(there), _sum(back)) for op, (there, back) in zip(program.ops, pairs, strict=True)]
+        )
+    price.variance /= max(1, program.width)
+    price.fields.update(kernels.fields())
+    return price
+
+
+def _sum(events: Events) -> float:
+    return sum(event.seconds for event in events)
+
+
+class _Pricer:
+    def __init__(
+        self, machine: Machine, kernels: KernelTimes, ranks: tuple[int, ...], price: StagePrice
+    ) -> None:
+        self.machine, self.kernels, self.ranks, self.price = machine, kernels, ranks, price
+        self.tier = machine.tier(ranks)
+
+    def op(self, op: Op, rank: int, index: int) -> tuple[Events, Events]:
+        """Return the forward and the backward events of one rank in one operation."""
+        if isinstance(op, Regrid):
+            return self._regrid(op, rank, index)
+        if isinstance(op, Normalise):
+            return self._normalise(op, rank, index)
+        return self._compute(op, rank)
+
+    def _kernel(self, task: Task, direction: Direction) -> float:
+        estimate = self.kernels.seconds(task, direction)
+        self.price.variance += estimate.spread**2
+        if estimate.flag:
+            self.price.flags.add(estimate.flag)
+        return estimate.seconds
+
+    def _compute(self, op: Compute, rank: int) -> tuple[Events, Events]:
+        task, name = Task.of(op, rank), op.layer.name
+        there = Event(Kind.WORK, self._kernel(task, Direction.FORWARD), FORWARD, name)
+        if not op.makes.grad:
+            return (there,), ()
+        return (there,), (Event(Kind.WORK, self._backward_seconds(op, task), BACKWARD, name),)
+
+    def _backward_seconds(self, op: Compute | Normalise, task: Task) -> float:
+        """Add up the directions whose results anybody wants."""
+        parameters = task.parameter_positions
+        value = any(r.grad for i, r in enumerate(op.reads) if i not in parameters)
+        weight = any(op.reads[i].grad for i in parameters)
+        seconds = 0.0
+        if value or (weight and op.layer.kind not in WEIGHTED):
+            seconds += self._kernel(task, Direction.BACKWARD_INPUT)
+        if weight and op.layer.kind in WEIGHTED:
+            seconds += self._kernel(task, Direction.BACKWARD_WEIGHT)
+        return seconds
+
+    def _normalise(self, op: Normalise, rank: int, index: int) -> tuple[Events, Events]:
+        task, name = Task.of(op, rank), op.layer.name
+        channels = op.layer.operands[0].spec.shape[1]
+        # Sums travel in float64: three per channel forwards, two backwards; half of the work is before them.
+        there = self._reduced(self._kernel(task, Direction.FORWARD), FORWARD, 3 * channels, name, index)
+        if not op.makes.grad:
+            return there, ()
+        return there, self._reduced(self._backward_seconds(op, task), BACKWARD, 2 * channels, name, index)
+
+    def _reduced(self, seconds: float, category: str, sums: int, name: str, index: int) -> Events:
+        half = Event(Kind.WORK, seconds / 2, category, name)
+        reduce = self._all_reduce(sums * 8)
+        return (half, Event(Kind.MEET, reduce, STATISTICS, name, (category, index), self.ranks), half)
+
+    def _all_reduce(self, nbytes: float) -> float:
+        self._use(self.tier)
+        return self.tier.collective_seconds("all_reduce", len(self.ranks), nbytes)
+
+    def _regrid(self, op: Regrid, rank: int, index: int) -> tuple[Events, Events]:
+        itemsize, name = op.makes.spec.itemsize, op.why or op.makes.value
+        src, dst = op.source.layout, op.makes.layout
+        everywhere = src.ranks == dst.ranks and src.partial and dst.is_whole
+        if everywhere and src.as_partial(False).is_whole:
+            # The runtime carries this regular case out as one collective on a copy.
+            nbytes = op.makes.spec.nbytes
+            there = back = self._all_reduce(nbytes) + self._copy(2 * nbytes)
+            peers = self.ranks
+        else:
+            peers, seconds = self._exchange(op.messages, rank, itemsize)
+            there = seconds + self._copy(2 * dst.box(rank).size * itemsize)
+            back = seconds + self._copy(2 * src.box(rank).size * itemsize)
+        forward = Event(Kind.MEET, there, HALO, name, (FORWARD, index), peers)
+        backward = Event(Kind.MEET, back, HALO, name, (BACKWARD, index), peers)
+        return (forward,), (backward,) if op.makes.grad else ()
+
+    def _exchange(
+        self, messages: Sequence[Message], rank: int, itemsize: int
+    ) -> tuple[tuple[int, ...], float]:
+        """Return with whom a rank exchanges and for how long: one parcel per peer, both ways at once."""
+        traffic: dict[int, list[int]] = {}
+        for message in messages:
+            if message.source == message.target or rank not in (message.source, message.target):
+                continue
+            peer = message.target if message.source == rank else message.source
+            sent = traffic.setdefault(peer, [0, 0])
+            sent[message.target == rank] += message.box.size * itemsize
+        seconds = 0.0
+        for peer, (out, arriving) in traffic.items():
+            tier = self.machine.tier((self.ranks[rank], self.ranks[peer]))
+            self._use(tier)
+            both = out > 0 and arriving > 0
+            larger = max(out, arriving)
+            seconds += tier.exchange_seconds(larger) if both else tier.message_seconds(larger)
+            seconds += self._copy(2 * (out + arriving))
+        return tuple(self.ranks[peer] for peer in traffic), seconds
+
+    def _copy(self, nbytes: float) -> float:
+        self.price.fields.add("device.memory_bandwidth")
+        return nbytes / self.machine.device.memory_bandwidth
+
+    def _use(self, tier: Tier) -> None:
+        self.price.fields |= tier_fields(tier)
+
+
+def tier_fields(tier: Tier) -> set[str]:
+    """Return the fields that a message over this tier is priced from."""
+    name = f"tiers.{tier.name}"
+    link = {f"{name}.point_to_point.latency_seconds", f"{name}.point_to_point.bytes_per_second"}
+    return link | {f"{name}.links"}
