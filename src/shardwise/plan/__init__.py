@@ -1,5 +1,6 @@
 """How: the plan, its one-line form, its validation, the cuts into stages and the arrangement of ranks."""
 
+from shardwise.plan.cutting import choose_cuts, cut, cuts_from_counts, cuts_from_names
 from shardwise.plan.edges import Edge
 from shardwise.plan.errors import PlanError
 from shardwise.plan.mesh import Mesh, Role, mesh_of
@@ -12,6 +13,7 @@ from shardwise.plan.micro_batches import (
 )
 from shardwise.plan.plan import Plan
 from shardwise.plan.split import Split, Way
+from shardwise.plan.stages import shared_parameters, stage_edges, stage_layers
 
 __all__ = [
     "Direction",
@@ -22,9 +24,16 @@ __all__ = [
     "Role",
     "Split",
     "Way",
+    "choose_cuts",
+    "cut",
+    "cuts_from_counts",
+    "cuts_from_names",
     "direction_of",
     "is_bidirectional",
     "mesh_of",
     "micro_batches_of",
     "samples_of",
+    "shared_parameters",
+    "stage_edges",
+    "stage_layers",
 ]

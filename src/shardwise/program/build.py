@@ -22,26 +22,27 @@ from shardwise.program.actions import Act, Action, Program
 from shardwise.program.schedules import orders
 
 
-def build_program(plan: Plan, edges: Iterable[Edge] = ()) -> Program:
-    """Return the program of a training step.
+def build(plan: Plan, edges: Iterable[Edge] = (), *, training: bool = True) -> Program:
+    """Return the program of a plan.
 
     Args:
         plan: how the network is split.
         edges: the values that cross between stages, as `stage_edges` finds them.
+        training: a whole training step, or only the forward passes of the same micro-batches.
     """
     mesh = mesh_of(plan)
-    return _program(plan, mesh, edges, orders(plan, mesh), training=True)
+    order = orders(plan, mesh) if training else _forwards(plan, mesh)
+    return _program(plan, mesh, edges, order, training=training)
 
 
-def build_inference(plan: Plan, edges: Iterable[Edge] = ()) -> Program:
-    """Return the program of a forward pass over the same micro-batches, for evaluation and prediction."""
-    mesh = mesh_of(plan)
+def _forwards(plan: Plan, mesh: Mesh) -> Sequence[Sequence[Action]]:
+    """Pass all micro-batches through in the order of their numbers."""
     directions = [direction_of(plan, m) for m in range(micro_batches_of(plan))]
-    forwards = []
+    result = []
     for position in range(mesh.positions):
         stages = {role.direction: role.stage for role in mesh.roles(position)}
-        forwards.append([Action(Act.FORWARD, stages[d], m, d) for m, d in enumerate(directions)])
-    return _program(plan, mesh, edges, forwards, training=False)
+        result.append([Action(Act.FORWARD, stages[d], m, d) for m, d in enumerate(directions)])
+    return result
 
 
 def _program(

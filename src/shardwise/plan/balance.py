@@ -1,0 +1,113 @@
+"""Cut a list of costs into consecutive parts so that the slowest part is as fast as possible.
+
+A binary search on the time of the slowest part; whether a time is enough is one pass over the stages:
+
+    ends after stage s = positions j for which some end i of stage s-1 leaves a part i..j that is fast enough
+
+The part i..j takes (P[j] - P[i]) / width + boundary[i] + boundary[j] with P the running sum of costs, so
+the best i of an admissible window is the one with the largest P[i] / width - boundary[i]: a range maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+
+class Balance:
+    """Hold the sums of one cutting problem.
+
+    Args:
+        costs: seconds (or any unit) of each layer on one rank.
+        widths: how many times faster each stage is.
+        boundary: seconds that a cut before layer i costs the stages on both sides, i = 1 .. n-1.
+        lowest: for each stage and each end j the first i that memory admits.
+    """
+
+    def __init__(
+        self,
+        costs: Sequence[float],
+        widths: Sequence[int],
+        boundary: Sequence[float] | None,
+        lowest: Sequence[Indices],
+    ) -> None:
+        self.n, self.widths, self.lowest = len(costs), widths, lowest
+        known = {id(low): Windows(low) for low in lowest}
+        self.windows = [known[id(low)] for low in lowest]
+        self.sums = np.concatenate(([0.0], np.cumsum(np.asarray(costs, dtype=np.float64))))
+        self.boundary = np.zeros(self.n + 1)
+        if boundary is not None:
+            self.boundary[1 : self.n] = np.asarray(boundary, dtype=np.float64)
+
+    def slowest(self, cuts: Sequence[int]) -> float:
+        """Return the time of the slowest part."""
+        bounds = np.array([0, *cuts, self.n])
+        sums, edge = self.sums[bounds], self.boundary[bounds]
+        return float(np.max(np.diff(sums) / np.asarray(self.widths) + edge[:-1] + edge[1:]))
+
+    def best(self) -> tuple[int, ...] | None:
+        """Return the cuts whose slowest part is fastest; None if memory admits none."""
+        cuts = self.within(np.inf)
+        if cuts is None:
+            return None
+        high, low = self.slowest(cuts), float(self.sums[-1]) / sum(self.widths)
+        while high - low > 1e-10 * high:
+            middle = (low + high) / 2
+            found = self.within(middle)
+            if found is None:
+                low = middle
+            else:
+                cuts, high = found, min(self.slowest(found), middle)
+        return cuts
+
+    def within(self, limit: float) -> tuple[int, ...] | None:
+        """Return cuts whose slowest part takes at most `limit`, as even as may be; None if there are none."""
+        ends = [np.zeros(self.n + 1, dtype=bool)]
+        ends[0][0] = True
+        for stage, width in enumerate(self.widths):
+            gain = np.where(ends[-1], self.sums / width - self.boundary, -np.inf)
+            best = self.windows[stage].maxima(gain)
+            # The slack forgives the rounding of the sums, so that an exact bottleneck counts as met.
+            time = self.sums / width + self.boundary - best
+            ends.append(np.isfinite(best) & (time <= limit * (1 + 1e-13)))
+        return self._trace(ends, limit) if ends[-1][self.n] else None
+
+    def _trace(self, ends: Sequence[NDArray[np.bool_]], limit: float) -> tuple[int, ...]:
+        """Walk back from the last layer, choosing of all admissible cuts the one nearest to an even share."""
+        shares = self.sums[-1] * np.cumsum(self.widths) / sum(self.widths)
+        cuts, end = [], self.n
+        for stage in range(len(self.widths) - 1, 0, -1):
+            width = self.widths[stage]
+            first = int(self.lowest[stage][end])
+            starts = np.arange(first, end)
+            time = (self.sums[end] - self.sums[first:end]) / width + self.boundary[first:end]
+            admissible = starts[ends[stage][first:end] & (time + self.boundary[end] <= limit * (1 + 1e-12))]
+            end = int(admissible[np.argmin(np.abs(self.sums[admissible] - shares[stage - 1]))])
+            cuts.append(end)
+        return tuple(reversed(cuts))
+
+
+class Windows:
+    """Answer, for fixed windows low[j] .. j-1, what the maximum of changing values in each of them is."""
+
+    def __init__(self, low: Indices) -> None:
+        length = np.arange(len(low)) - low
+        self.n = len(low)
+        self.levels: list[tuple[int, Indices, Indices, Indices]] = []
+        # Every window is the union of two windows whose length is a power of two.
+        for size in (1 << k for k in range(int(length.max()).bit_length())):
+            rows = np.nonzero((length >= size) & (length < 2 * size))[0]
+            self.levels.append((size, rows, low[rows], rows - size))
+
+    def maxima(self, values: Floats) -> Floats:
+        """Return the maximum of `values` in every window, -inf in empty ones."""
+        table, result = values, np.full(self.n, -np.inf)
+        for size, rows, left, right in self.levels:
+            result[rows] = np.maximum(table[left], table[right])
+            table = np.maximum(table[:-size], table[size:])
+        return result

@@ -1,0 +1,193 @@
+"""Cut the network into stages: balanced by time under a memory limit, at given layers, or by layer counts."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from shardwise.graph import Graph, Kind, Layer, Source
+from shardwise.plan.balance import Balance, Indices
+from shardwise.plan.errors import PlanError
+from shardwise.plan.plan import Plan
+from shardwise.plan.stages import shared_parameters, stage_edges, stage_layers
+
+FLOPS_PER_BYTE = 10.0
+"""How many floating-point operations take the time of moving one byte, on CPUs and GPUs alike about ten."""
+
+
+def cut(
+    costs: Sequence[float],
+    stages: int,
+    *,
+    memory: Sequence[float] | None = None,
+    memory_limit: float | None = None,
+    widths: Sequence[int] | None = None,
+    boundary: Sequence[float] | None = None,
+    fixed_memory: Sequence[float] | None = None,
+    alive: Sequence[int] | None = None,
+) -> tuple[int, ...]:
+    """Return the first layer of each stage but the first, so that the slowest stage is as fast as possible.
+
+    Args:
+        costs: the time of each layer, in any unit.
+        stages: how many stages to make; none is empty.
+        memory: bytes of each layer that the ranks of a stage share, such as activations.
+        memory_limit: bytes that a rank may hold.
+        widths: ranks of each stage; a stage is as many times faster and holds as much less of `memory`.
+        boundary: the time that a cut before layer 1, 2 ... costs both of its stages; one entry fewer than
+            there are layers.
+        fixed_memory: bytes of each layer that every rank of a stage holds in full, such as weights.
+        alive: how many micro-batches each stage holds `memory` for at once.
+
+    Raises:
+        PlanError: if there are fewer layers than stages, or if memory admits no cut.
+    """
+    n = len(costs)
+    wide = tuple(widths) if widths is not None else (1,) * stages
+    if not 1 <= stages <= n:
+        raise PlanError("stages", f"{stages} stages for {n} layers", f"write a number from 1 to {n}")
+    if len(wide) != stages:
+        raise ValueError(f"{stages} stages need as many widths, {len(wide)} were given")
+    lowest: list[Indices] = [np.zeros(n + 1, dtype=np.intp)] * stages
+    loads: list[list[float]] = []
+    if memory_limit is not None:
+        shared, fixed = np.zeros(n) if memory is None else memory, fixed_memory
+        for s, width in enumerate(wide):
+            held = np.asarray(shared, dtype=np.float64) * (alive[s] if alive is not None else 1) / width
+            if fixed is not None:
+                held = held + np.asarray(fixed, dtype=np.float64)
+            loads.append(held.tolist())
+            sums = np.concatenate(([0.0], np.cumsum(held)))
+            lowest[s] = np.searchsorted(sums, sums - memory_limit * (1 + 1e-13), side="left")
+    found = Balance(costs, wide, boundary, lowest).best()
+    if found is None:
+        assert memory_limit is not None  # without a limit every cut is admissible
+        raise _too_large(loads, memory_limit, stages)
+    return found
+
+
+def _too_large(loads: Sequence[Sequence[float]], limit: float, stages: int) -> PlanError:
+    """Say which layer is too large for any stage, or how many stages would do."""
+    each = [min(layer) for layer in zip(*loads, strict=True)]
+    largest = max(range(len(each)), key=each.__getitem__)
+    if each[largest] > limit:
+        found = f"layer number {largest} alone needs {each[largest]:.4g} bytes of {limit:.4g} allowed"
+        return PlanError("stages", found, "split its stage over more ranks")
+    found = f"no cut into {stages} stages keeps every rank within {limit:.4g} bytes"
+    parts, filled = 1, 0.0
+    for load in (max(layer) for layer in zip(*loads, strict=True)):
+        if filled + load > limit:
+            parts, filled = parts + 1, 0.0
+        filled += load
+    return PlanError(
+        "stages", found, f"write stages={max(parts, stages + 1)}, or split stages over more ranks"
+    )
+
+
+def choose_cuts(graph: Graph, plan: Plan, *, cost: Callable[[Layer], float] | None = None) -> tuple[int, ...]:
+    """Return where the plan cuts the network: as `plan.cuts` says, else balanced by time.
+
+    Args:
+        graph: the network.
+        plan: how it is split.
+        cost: the time of a layer; an estimate from its operations and bytes unless given.
+    """
+    stages = len(plan.stages)
+    places = _places(graph)
+    if plan.cuts and len(plan.cuts) == stages and all(c.isdecimal() for c in plan.cuts):
+        counted = cuts_from_counts(len(places), [int(c) for c in plan.cuts])
+        return tuple(places[i] for i in counted)
+    if plan.cuts:
+        if len(plan.cuts) != stages - 1:
+            raise PlanError(
+                "cuts",
+                f"{len(plan.cuts)} entries for {stages} stages",
+                f"give {stages - 1} names of first layers, or {stages} counts of layers",
+            )
+        return cuts_from_names(graph, plan.cuts)
+    if stages == 1:
+        return ()
+    time = cost or layer_cost
+    crossing = _crossing_bytes(graph)
+    found = cut(
+        [time(graph.layers[i]) for i in places],
+        stages,
+        widths=[split.width for split in plan.stages],
+        boundary=None if cost else [2 * FLOPS_PER_BYTE * crossing[i] for i in places[1:]],
+    )
+    return tuple(places[i] for i in found)
+
+
+def layer_cost(layer: Layer) -> float:
+    """Estimate the time of a layer, forward and backward: its operations, and the bytes it moves."""
+    if layer.kind is Kind.INPUT:
+        return 0.0
+    moved = sum(spec.nbytes for spec in layer.outputs) + sum(o.spec.nbytes for o in layer.operands)
+    return layer.forward_flops + layer.backward_flops + 3 * FLOPS_PER_BYTE * moved
+
+
+def cuts_from_names(graph: Graph, names: Sequence[str]) -> tuple[int, ...]:
+    """Return the positions of the named layers; the name of a module means its first layer."""
+    positions = [_find(graph, name) for name in names]
+    firsts = _places(graph)[:1]
+    for before, after in itertools.pairwise([*firsts, *positions]):
+        if after <= before:
+            found = f"{graph.layers[after].name!r} does not come after {graph.layers[before].name!r}"
+            raise PlanError("cuts", found, "name later layers later; the first stage needs a layer too")
+    return tuple(positions)
+
+
+def cuts_from_counts(n: int, counts: Sequence[int]) -> tuple[int, ...]:
+    """Return the first layer of each stage but the first, given how many of the n layers each stage gets."""
+    if sum(counts) != n or min(counts, default=0) < 1:
+        remedy = f"give counts of at least 1 that sum to {n}"
+        raise PlanError("cuts", f"counts {','.join(map(str, counts))} for {n} layers", remedy)
+    return tuple(itertools.accumulate(counts))[:-1]
+
+
+def _find(graph: Graph, name: str) -> int:
+    if name in graph.index and graph[name].kind is not Kind.INPUT:
+        return graph.index[name]
+    for i, layer in enumerate(graph.layers):
+        if layer.name.startswith(f"{name}.") or f"{layer.module}.".startswith(f"{name}."):
+            return i
+    known = [layer.name for layer in graph.layers if layer.kind is not Kind.INPUT]
+    close = difflib.get_close_matches(name, known, n=3) or known[1:4]
+    raise PlanError("cuts", f"the network has no layer {name!r}", f"it has for example {', '.join(close)}")
+
+
+def _places(graph: Graph) -> list[int]:
+    """Return the positions of the layers that stages are made of."""
+    return [i for i, layer in enumerate(graph.layers) if layer.kind is not Kind.INPUT]
+
+
+def _crossing_bytes(graph: Graph) -> list[int]:
+    """Return for every position the bytes of the values made before it and read at or behind it."""
+    changes = [0] * (len(graph.layers) + 1)
+    last: dict[str, int] = {}
+    for i, layer in enumerate(graph.layers):
+        for operand in layer.operands:
+            if operand.origin is Source.VALUE:
+                last[operand.source] = i
+    for name, end in last.items():
+        layer = graph[name]
+        if layer.kind is not Kind.INPUT:
+            size = sum(spec.nbytes for spec in layer.outputs)
+            changes[graph.index[name] + 1] += size
+            changes[end + 1] -= size
+    return list(itertools.accumulate(changes))
+
+
+__all__ = [
+    "choose_cuts",
+    "cut",
+    "cuts_from_counts",
+    "cuts_from_names",
+    "layer_cost",
+    "shared_parameters",
+    "stage_edges",
+    "stage_layers",
+]
