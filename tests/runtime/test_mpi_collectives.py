@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch.distributed import ReduceOp
+
+from ranks import run_ranks
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -260,7 +261,9 @@ def coalesced() -> dict[str, bool]:
     group.allgather_coalesced(table, [torch.full((1,), float(rank)), torch.full((2,), float(rank))]).wait()
     return {
         "all_reduce": all((t == total).all() for t in ones),
-        "all_gather": all(o.tolist() == sorted(list(range(size)) * n) for o, n in zip(outputs, (1, 2))),
+        "all_gather": all(
+            o.tolist() == sorted(list(range(size)) * n) for o, n in zip(outputs, (1, 2), strict=True)
+        ),
         "reduce_scatter": all((part == total).all() for part in parts),
         "lists": all((tensor == r).all() for r in range(size) for tensor in table[r]),
     }

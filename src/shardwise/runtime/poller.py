@@ -37,6 +37,9 @@ class Watch(Protocol):
     def end_wait(self) -> None:
         """Note that the wait is over."""
 
+    def beat(self) -> None:
+        """Note progress."""
+
     def verdict(self) -> str | None:
         """Return why the current wait cannot end, or None."""
 
@@ -142,6 +145,9 @@ class Poller:
         finally:
             if watch is not None:
                 watch.end_wait()
+            elif self.watch is not None:
+                # Many waits too short to publish are progress as well.
+                self.watch.beat()
 
     def adopt(self, request: Request, buffers: object) -> None:
         """Keep a request that nobody will wait for, and its buffers, until it is complete."""

@@ -17,6 +17,7 @@ from shardwise.runtime.failure import end_job_on_exception, failed, restore_hook
 from shardwise.runtime.heartbeat import Heartbeat
 from shardwise.runtime.mpi import library
 from shardwise.runtime.poller import cores
+from shardwise.runtime.progress_thread import ProgressThread, wanted
 from shardwise.runtime.rendezvous import open_store
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
@@ -48,6 +49,7 @@ class Session:
 
 _session: Session | None = None
 _heartbeat: Heartbeat | None = None
+_progress_thread: ProgressThread | None = None
 
 
 def init(backend: str | None = None, timeout: float | timedelta | None = None) -> Session:
@@ -59,7 +61,7 @@ def init(backend: str | None = None, timeout: float | timedelta | None = None) -
         timeout: seconds without progress of a peer after which a wait ends the job; default 120, or
             `SHARDWISE_TIMEOUT`.
     """
-    global _session, _heartbeat
+    global _session, _heartbeat, _progress_thread
     if _session is not None:
         if backend is not None and backend != _session.backend:
             raise TransportError(
@@ -76,7 +78,8 @@ def init(backend: str | None = None, timeout: float | timedelta | None = None) -
     if owns_group:
         if chosen == mpi.BACKEND:
             mpi.register()
-            library.check_world(place) if place.speaks_mpi else None
+            if place.speaks_mpi:
+                library.check_world(place)
         store = open_store(place, chosen)
         dist.init_process_group(
             chosen, store=store, rank=place.rank, world_size=place.size, timeout=_OPERATION_LIMIT
@@ -86,17 +89,23 @@ def init(backend: str | None = None, timeout: float | timedelta | None = None) -
         end_job_on_exception(place)
         _heartbeat = Heartbeat(place.rank, place.size, seconds)
         if chosen == mpi.BACKEND:
-            mpi.poller().watch = _heartbeat
+            poller = mpi.poller()
+            poller.watch = _heartbeat
+            if poller.drive is not None and wanted(cores(), place.local_size, threads):
+                _progress_thread = ProgressThread(poller.drive)
     atexit.register(finalize)
     return _session
 
 
 def finalize() -> None:
     """Leave the job together with all other ranks; without effect when nothing was joined."""
-    global _session, _heartbeat
+    global _session, _heartbeat, _progress_thread
     if _session is None:
         return
     session, _session = _session, None
+    if _progress_thread is not None:
+        _progress_thread.stop()
+        _progress_thread = None
     heartbeat, _heartbeat = _heartbeat, None
     atexit.unregister(finalize)
     if failed():

@@ -1,0 +1,58 @@
+"""A job in which rank 1 misbehaves as the first argument says; every rank prints its process number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import shardwise.runtime as runtime
+from shardwise.runtime.session import heartbeat
+
+
+def misbehave(how: str) -> None:
+    if how == "raise":
+        raise ValueError("a layer went wrong")
+    if how == "exit":
+        sys.exit(3)
+    elif how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "sleep":
+        time.sleep(600)
+    elif how == "deadlock":
+        dist.recv(torch.empty(1), 0, tag=9)
+    elif how == "compute":
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            torch.ones(64, 64) @ torch.ones(64, 64)
+
+
+def main() -> None:
+    how = sys.argv[1]
+    session = runtime.init()
+    torch.set_num_threads(1)
+    dist.barrier()
+    print(f"pid {os.getpid()} at {time.time():.3f}", flush=True)
+    if session.rank == 1:
+        misbehave(how)
+    tensor = torch.ones(2, 3, dtype=torch.float64)
+    watch = heartbeat()
+    if session.rank == 0 and session.backend == "gloo" and watch is not None and how == "sleep":
+        with watch.waiting((1,), f"rank 0: recv, peer rank 1, tensor {list(tensor.shape)} float64"):
+            dist.recv(tensor, 1)
+    elif session.rank == 0:
+        dist.recv(tensor, 1)
+    else:
+        dist.send(tensor, 0)
+    runtime.finalize()
+    print("finished", flush=True)
+
+
+if __name__ == "__main__":
+    main()

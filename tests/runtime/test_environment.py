@@ -1,0 +1,70 @@
+"""Who am I: the variables every launcher sets lead to the right place."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwise.runtime.environment import ALONE, Place, detect, first_host, tasks_per_node
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+SRUN = {
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_ID": "0",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+}
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+
+
+def place(launcher: str, speaks_mpi: bool) -> Place:
+    return Place(5, 8, 1, 4, launcher, speaks_mpi)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ALONE),
+        (TORCHRUN, place("torchrun", False)),
+        (OPEN_MPI, place("Open MPI", True)),
+        ({k.replace("OMPI", "MV2"): v for k, v in OPEN_MPI.items()}, place("MVAPICH", True)),
+        ({k.replace("OMPI", "MVP"): v for k, v in OPEN_MPI.items()}, place("MVAPICH", True)),
+        (HYDRA, place("MPICH", True)),
+        (HYDRA | {"I_MPI_MPIRUN": "mpirun"}, place("Intel MPI", True)),
+        (SRUN, place("srun", False)),
+        (SRUN | {"PMI_RANK": "5", "PMI_SIZE": "8"}, place("srun", True)),
+        (SRUN | {"PMIX_RANK": "5"}, place("srun", True)),
+        # torchrun in a Slurm step: the step has one task per node, torchrun knows better.
+        (SRUN | {"SLURM_NTASKS": "2"} | TORCHRUN, place("torchrun", False)),
+        # hydra started its proxies with srun: their task numbers are not ranks.
+        (SRUN | {"SLURM_PROCID": "1"} | HYDRA, place("MPICH", True)),
+        # A batch script is no task, although sbatch gives it a task number.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ALONE),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Place(1, 2, 1, 2, "MPICH", True)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, 1, 2, "torchrun", False)),
+    ],
+)
+def test_place_is_read_from_each_launchers_variables(environ: dict[str, str], expected: Place) -> None:
+    assert detect(environ) == expected
+
+
+def test_a_variable_that_is_no_number_is_named() -> None:
+    with pytest.raises(ValueError, match=r"RANK: found 'first'"):
+        detect({"RANK": "first", "WORLD_SIZE": "2"})
+
+
+def test_slurm_counts_and_hosts_are_expanded() -> None:
+    assert tasks_per_node("4(x2),3") == [4, 4, 3]
+    assert first_host("gpu[003-010,12],login1") == "gpu003"
+    assert first_host("alone") == "alone"
+    assert first_host("a,b") == "a"
+    with pytest.raises(ValueError, match="tasks per node"):
+        tasks_per_node("many")

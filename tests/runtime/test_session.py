@@ -1,0 +1,111 @@
+"""Joining a job: backend, device, threads and timeout are chosen, and refused by name."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import shardwise.runtime as runtime
+from ranks import run_ranks
+from shardwise.runtime.environment import ALONE, Place
+from shardwise.runtime.mpi import library
+from shardwise.runtime.mpi.mpiexec import find_mpiexec
+from shardwise.runtime.session import choose_backend
+
+MPI = Place(0, 2, 0, 2, "MPICH", True)
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SHARDWISE_BACKEND", "SHARDWISE_TIMEOUT", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_plain_python_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDWISE_TIMEOUT", "30")
+    session = runtime.init(backend="gloo")
+    try:
+        assert (session.rank, session.size, session.backend) == (0, 1, "gloo")
+        assert session.timeout_seconds == 30.0
+        assert runtime.init() is session
+        assert runtime.current() is session
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [1.0, 1.0]
+        with pytest.raises(runtime.TransportError, match="already joined with 'gloo'"):
+            runtime.init(backend="mpi4py")
+    finally:
+        runtime.finalize()
+    assert not dist.is_initialized()
+    runtime.finalize()
+    with pytest.raises(runtime.TransportError, match="init"):
+        runtime.current()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the default with CUDA devices is NCCL")
+def test_the_default_backend_follows_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_backend(None, ALONE) == "gloo"
+    assert choose_backend(None, MPI) == "mpi4py"
+    assert choose_backend("gloo", MPI) == "gloo"
+    monkeypatch.setenv("SHARDWISE_BACKEND", "gloo")
+    assert choose_backend(None, MPI) == "gloo"
+    with pytest.raises(ValueError, match="nccl"):
+        choose_backend("nccl", ALONE)
+    with pytest.raises(ValueError, match="'udp'"):
+        choose_backend("udp", ALONE)
+
+
+def test_a_useless_timeout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="timeout: found 0"):
+        runtime.init(timeout=timedelta(0))
+    monkeypatch.setenv("SHARDWISE_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match="SHARDWISE_TIMEOUT: found 'soon'"):
+        runtime.init()
+
+
+def who() -> tuple[int, int, str, int, str]:
+    session = runtime.current()
+    return session.rank, session.size, session.backend, session.threads, session.device.type
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi4py"])
+def test_ranks_know_their_place_on_both_transports(transport: str) -> None:
+    kind = "cuda" if torch.cuda.is_available() and transport == "mpi4py" else "cpu"
+    assert run_ranks(who, 2, transport) == [(rank, 2, transport, 1, kind) for rank in range(2)]
+
+
+def test_a_launcher_of_another_mpi_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    class World:
+        Get_rank = staticmethod(lambda: 0)
+        Get_size = staticmethod(lambda: 1)
+
+    class Fake:
+        COMM_WORLD = World
+        Get_library_version = staticmethod(lambda: "MPICH Version: 5")
+
+    monkeypatch.setattr(library, "load", lambda: Fake)
+    with pytest.raises(runtime.TransportError, match=r"rank 0 of 1.*different MPI installations"):
+        library.check_world(Place(1, 4, 1, 4, "Open MPI", True))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("mpiexec (OpenRTE) 4.1.2", "Open MPI"),
+        ("Open MPI v5.0.3, package: x", "Open MPI"),
+        ("HYDRA build details:\n    Version: 4.2", "MPICH"),
+        ("MVAPICH2 Version: 2.3.7", "MVAPICH"),
+        ("Intel(R) MPI Library 2021.11 for Linux", "Intel MPI"),
+    ],
+)
+def test_vendors_are_told_apart(text: str, name: str) -> None:
+    assert library.vendor(text) == name
+
+
+def test_the_launcher_found_belongs_to_the_loaded_library() -> None:
+    found = find_mpiexec()
+    assert found.vendor == library.vendor(found.library_version)
+    assert found.path.endswith(("mpiexec", "mpirun", "mpiexec.hydra"))
