@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 
-from shardwise.geometry.access import Access, span
-from shardwise.geometry.axes import AxisMap, Same, Window
+from shardwise.geometry.access import SAME, Access, needed, span
+from shardwise.geometry.axes import AxisMap, Window
 from shardwise.geometry.box import Box, Range
 from shardwise.geometry.padding import CONSTANT, Padded, Segment, filling
 from shardwise.geometry.parts import Part
@@ -77,15 +77,31 @@ def local(axis: AxisMap, a: int, b: int, n: int, held: Range) -> LocalWindow:
 def local_box(access: Access, shape: Sequence[int], out: Box, held: Box) -> tuple[LocalWindow, ...]:
     """Return, for each dimension of an operand, how to make the box `out` from the box `held` of it.
 
-    Dimensions that are read whole must be held whole; they count as `Same` over their full range.
+    Dimensions that are read whole must be held whole; they count as `Same` over their full range. Where
+    one dimension reads nothing (it lies in the padding, or in the gaps of a transposed convolution) the
+    box reads nothing at all, and every dimension is filled with constants.
     """
+    nothing = out.empty or needed(access, shape, out).empty
     windows = []
     for axis, n, span_ in zip(access, shape, held.ranges, strict=True):
-        if axis.out is None:
-            windows.append(local(Same(), 0, n, n, span_))
+        map_, a, b = (SAME, 0, n) if axis.out is None else (axis.map, out.lo[axis.out], out.hi[axis.out])
+        if nothing:
+            windows.append(_blank(map_, a, max(a, b), n))
         else:
-            windows.append(local(axis.map, out.lo[axis.out], out.hi[axis.out], n, span_))
+            windows.append(local(map_, a, b, n, span_))
     return tuple(windows)
+
+
+@singledispatch
+def _blank(axis: AxisMap, a: int, b: int, n: int) -> LocalWindow:
+    lo, hi = axis.need(a, b, n)
+    return LocalWindow((0, 0), (0, b - a), b - a, pad=(hi - lo, 0))
+
+
+@_blank.register(Transposed)
+@_blank.register(Part)
+def _(axis: Transposed | Part, a: int, b: int, n: int) -> LocalWindow:
+    return LocalWindow((0, 0), (0, 0), b - a, out_fill=(b - a, 0))
 
 
 @singledispatch

@@ -8,6 +8,9 @@ With r = inputs / outputs (or 1 / the user's scale factor):
     nearest-exact   x = r*(o + 1/2) - 1/2        reads floor(x + 1/2)
     linear          x = max(0, r*(o + 1/2) - 1/2), or o*(n-1)/(size-1) with align_corners
     cubic           the same without the max; reads floor(x)-1 .. floor(x)+2, indices clamped
+
+PyTorch's own kernels disagree in rare cases about the nearest pixel: where x is a tie, and where an odd scale
+factor leaves the size as it was or doubles it. `taps` follows the general kernel; `need` covers all of them.
 """
 
 from __future__ import annotations
@@ -165,6 +168,7 @@ def _span(map_: Resize, a: int, b: int, n: int) -> Range:
         base = _floor(_coordinates(map_, ends, n, real, wide), n)
         before, after = (1, 2) if map_.mode == "cubic" else (0, 1)
         reads += [np.clip(base - before, 0, n - 1), np.clip(base + after, 0, n - 1)]
-    if map_.mode.startswith("nearest") and map_.outputs == n:
-        reads.append(ends)  # Some kernels copy images whose size does not change, whatever the scale.
+    if map_.mode.startswith("nearest") and map_.outputs in (n, 2 * n):
+        # Some kernels then copy or double the image, whatever the scale factor.
+        reads.append(ends * n // map_.outputs)
     return (int(min(r[0] for r in reads)), int(max(r[1] for r in reads)) + 1)
