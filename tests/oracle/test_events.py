@@ -1,0 +1,109 @@
+"""The event simulation: waiting, messages, collectives, shared cores, deadlocks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwise.oracle.events import DeadlockError, Event, Kind, simulate
+
+
+def work(seconds, category="forward"):
+    return Event(Kind.WORK, seconds, category)
+
+
+def meet(key, peers, seconds):
+    return Event(Kind.MEET, seconds, "halo", key=key, peers=peers)
+
+
+def end(spans, rank):
+    return max(span.end for span in spans if span.rank == rank)
+
+
+def seconds(spans, rank, category):
+    return sum(s.end - s.start for s in spans if s.rank == rank and s.category == category)
+
+
+def test_ranks_that_meet_go_on_when_the_last_has_come():
+    spans = simulate({0: [work(1.0), meet("a", (0, 1), 0.5)], 1: [work(3.0), meet("a", (0, 1), 0.5)]})
+    assert end(spans, 0) == end(spans, 1) == 3.5
+    assert seconds(spans, 0, "bubble") == 2.0
+    assert seconds(spans, 1, "bubble") == 0.0
+
+
+def test_neighbours_only_wait_for_their_own_peers():
+    lists = {
+        0: [work(1.0), meet("a", (1,), 0.0)],
+        1: [work(1.0), meet("a", (0, 2), 0.0)],
+        2: [work(5.0), meet("a", (1,), 0.0)],
+    }
+    spans = simulate(lists)
+    assert [end(spans, rank) for rank in range(3)] == [1.0, 5.0, 5.0]
+
+
+def test_a_message_arrives_after_its_flight_while_the_sender_works_on():
+    send = Event(Kind.SEND, 0.5, "stage transfer", key="m", flight=2.0)
+    receive = Event(Kind.RECEIVE, 0.25, "stage transfer", key="m")
+    spans = simulate({0: [work(1.0), send, work(1.0)], 1: [receive, work(1.0)]})
+    assert end(spans, 0) == 2.5
+    assert end(spans, 1) == 1.5 + 2.0 + 0.25 + 1.0
+    assert seconds(spans, 1, "bubble") == 3.5
+
+
+def test_a_launched_collective_runs_behind_the_work_that_follows():
+    def launch(rank):
+        return [
+            work(1.0 + rank),
+            Event(Kind.LAUNCH, 0.0, "reduction", key="r", peers=(0, 1), flight=3.0),
+            work(2.0, "backward"),
+            Event(Kind.WAIT, 0.0, "reduction", key="r"),
+        ]
+
+    spans = simulate({0: launch(0), 1: launch(1)})
+    assert seconds(spans, 0, "bubble") == 5.0 - 3.0
+    assert seconds(spans, 1, "bubble") == 5.0 - 4.0
+
+
+def test_more_ranks_than_cores_share_them_evenly():
+    spans = simulate({rank: [work(1.0)] for rank in range(4)}, cores=2)
+    assert [end(spans, rank) for rank in range(4)] == [2.0] * 4
+
+
+def test_a_waiting_rank_leaves_its_core_to_others():
+    lists = {
+        0: [work(4.0), Event(Kind.SEND, 0.0, "stage transfer", key="m")],
+        1: [Event(Kind.RECEIVE, 0.0, "stage transfer", key="m"), work(1.0)],
+    }
+    spans = simulate(lists, cores=1)
+    assert end(spans, 0) == pytest.approx(4.0)
+    assert end(spans, 1) == pytest.approx(5.0)
+
+
+def test_nodes_do_not_share_their_cores_with_each_other():
+    spans = simulate({rank: [work(1.0)] for rank in range(4)}, cores=1, ranks_per_node=2)
+    assert [end(spans, rank) for rank in range(4)] == [2.0] * 4
+
+
+def test_a_wait_for_nothing_is_a_deadlock_with_a_name():
+    receive = Event(Kind.RECEIVE, 0.0, "stage transfer", "activation of conv1", key="never")
+    with pytest.raises(DeadlockError, match=r"ranks \[1\].*receive activation of conv1"):
+        simulate({0: [work(1.0)], 1: [receive]})
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 10), min_size=3, max_size=3), min_size=1, max_size=5), st.integers(0, 6)
+)
+def test_no_second_of_work_is_lost_and_no_rank_is_faster_than_its_work(columns, cores):
+    ranks = range(len(columns))
+    lists = {
+        r: [e for i, t in enumerate(columns[r]) for e in (work(t), meet(i, tuple(ranks), 0.1))] for r in ranks
+    }
+    spans = simulate(lists, cores=cores)
+    alone = simulate(lists)
+    for rank in ranks:
+        total = sum(columns[rank]) + 0.3
+        busy = seconds(spans, rank, "forward") + seconds(spans, rank, "halo")
+        assert busy >= total - 1e-6
+        assert end(spans, rank) >= end(alone, rank) - 1e-6
+    if not cores or cores >= len(columns):
+        steps = sum(max(column[i] for column in columns) + 0.1 for i in range(3))
+        assert max(end(spans, rank) for rank in ranks) == pytest.approx(steps)
