@@ -1,0 +1,1 @@
+"""The three parts of the proof that a program is sound."""
