@@ -19,8 +19,8 @@ from shardwise.program.schedules.greedy import Lane, list_schedule
 
 def bidirectional(plan: Plan, mesh: Mesh) -> list[list[Action]]:
     """Interleave 1F1B down with 1F1B up."""
-    rules = ((Act.FORWARD, Act.BACKWARD), (Act.BACKWARD, Act.FORWARD))
-    listings = [list_schedule(_lanes(plan, mesh), mesh.positions, rule) for rule in rules]
+    rules = (Act.FORWARD, Act.BACKWARD)
+    listings = [list_schedule(_lanes(plan, mesh), mesh.positions, first) for first in rules]
     return min(listings, key=lambda listing: listing.makespan).orders
 
 

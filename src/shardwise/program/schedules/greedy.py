@@ -1,7 +1,7 @@
 """List scheduling: run a clock and start, wherever ranks are free, the work that is ready.
 
-Used where no closed form is at hand: two directions that share ranks, stages of different width, backward
-passes in two parts. Because all ranks' orders come from one clock, no order can wait for itself.
+Used where no closed form is at hand: two directions that share ranks, with stages of different width.
+Because all ranks' orders come from one clock, no order can wait for itself.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from shardwise.plan import Direction
 from shardwise.program.actions import Act, Action
 
-FOREVER = 1 << 60
-SECONDS = {Act.FORWARD: 1, Act.BACKWARD: 2, Act.BACKWARD_WEIGHT: 1}
+TICKS = {Act.FORWARD: 1, Act.BACKWARD: 2}
 
 
 @dataclass
 class Lane:
     """One stage in one direction: its ranks, its micro-batches, and how far it has come.
 
-    `alive` bounds the micro-batches between forward and backward, `kept` those whose weights' part of
-    the backward is still to come.
+    `alive` bounds the micro-batches between forward and backward; `ends` has the ends of all computations
+    that were started.
     """
 
     stage: int
@@ -29,8 +28,7 @@ class Lane:
     positions: tuple[int, ...]
     micro_batches: Sequence[int]
     alive: int
-    kept: int = FOREVER
-    ends: dict[Act, list[int]] = field(default_factory=lambda: {act: [] for act in SECONDS})
+    ends: dict[Act, list[int]] = field(default_factory=lambda: {act: [] for act in TICKS})
 
     def started(self, act: Act) -> int:
         """Return how many micro-batches have started this computation."""
@@ -50,60 +48,50 @@ class Listing:
     makespan: int
 
 
-def list_schedule(
-    lanes: Sequence[Lane], positions: int, priorities: Sequence[Act], seconds: dict[Act, int] | None = None
-) -> Listing:
-    """Order the work of all lanes; of what is ready start the earliest of `priorities` first.
+def list_schedule(lanes: Sequence[Lane], positions: int, first: Act) -> Listing:
+    """Order the work of all lanes; of what is ready `first` goes first, then the lower micro-batch.
 
     Args:
         lanes: every direction's stages in rising order, the directions one after another.
         positions: how many ranks a replica has.
-        priorities: what goes first; without BACKWARD_WEIGHT a backward is one piece.
-        seconds: how long each computation takes.
+        first: whether forwards or backwards go first.
     """
-    costs = seconds or SECONDS
     free = [0] * positions
     orders: list[list[Action]] = [[] for _ in range(positions)]
-    left = len(priorities) * sum(len(lane.micro_batches) for lane in lanes)
+    left = sum(len(TICKS) * len(lane.micro_batches) for lane in lanes)
     now = 0
     while left:
-        ready = [choice for i in range(len(lanes)) for choice in _ready(lanes, i, priorities, now)]
-        for _, index, lane, act in sorted(ready, key=lambda choice: choice[:2]):
+        ready = [(lane, act) for i, lane in enumerate(lanes) for act in _ready(lanes, i, now)]
+        ready.sort(key=lambda choice: (choice[1] is not first, _next(*choice)))
+        for lane, act in ready:
+            # If the lane's other computation has just started its ranks are busy now.
             if any(free[p] > now for p in lane.positions):
                 continue
-            # Another act of the same lane may have started at this very moment on ranks that are all busy
-            # now, so what is ready here is still the next of its kind.
-            end = now + costs[act]
-            lane.ends[act].append(end)
-            action = Action(act, lane.stage, lane.micro_batches[index], lane.direction)
+            action = Action(act, lane.stage, _next(lane, act), lane.direction)
+            lane.ends[act].append(now + TICKS[act])
             for position in lane.positions:
-                free[position] = end
+                free[position] = now + TICKS[act]
                 orders[position].append(action)
             left -= 1
-        now = min((t for t in free if t > now), default=now)
+        now = min((end for end in free if end > now), default=now)
     return Listing(orders, max(free))
 
 
-def _ready(
-    lanes: Sequence[Lane], i: int, priorities: Sequence[Act], now: int
-) -> Iterator[tuple[tuple[int, int], int, Lane, Act]]:
-    """Yield what a lane could start now, as (rank in the order of priorities, index, lane, act)."""
+def _next(lane: Lane, act: Act) -> int:
+    return lane.micro_batches[lane.started(act)]
+
+
+def _ready(lanes: Sequence[Lane], i: int, now: int) -> Iterator[Act]:
+    """Yield what a lane could start now."""
     lane = lanes[i]
     forwards, backwards = lane.started(Act.FORWARD), lane.started(Act.BACKWARD)
-    weights = lane.started(Act.BACKWARD_WEIGHT)
-    first = lane.stage == 0
-    last = i + 1 == len(lanes) or lanes[i + 1].stage == 0
-    for turn, act in enumerate(priorities):
-        index = lane.started(act)
-        if index == len(lane.micro_batches):
-            continue
-        if act is Act.FORWARD:
-            allowed = forwards - backwards < lane.alive and forwards - weights < lane.kept
-            ready = allowed and (first or lanes[i - 1].ended(act, index, now))
-        elif act is Act.BACKWARD:
-            ready = lane.ended(Act.FORWARD, index, now)
-            ready = ready and (last or lanes[i + 1].ended(act, index, now))
-        else:
-            ready = lane.ended(Act.BACKWARD, index, now)
-        if ready:
-            yield (turn, lane.micro_batches[index]), index, lane, act
+    if (
+        forwards < len(lane.micro_batches)
+        and forwards - backwards < lane.alive
+        and (lane.stage == 0 or lanes[i - 1].ended(Act.FORWARD, forwards, now))
+    ):
+        yield Act.FORWARD
+    if backwards < len(lane.micro_batches) and lane.ended(Act.FORWARD, backwards, now):
+        last = i + 1 == len(lanes) or lanes[i + 1].stage == 0
+        if last or lanes[i + 1].ended(Act.BACKWARD, backwards, now):
+            yield Act.BACKWARD
