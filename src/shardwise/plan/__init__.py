@@ -1,8 +1,10 @@
 """How: the plan, its one-line form, its validation, the cuts into stages and the arrangement of ranks."""
 
+from shardwise.plan.check import check, nearest
 from shardwise.plan.cutting import choose_cuts, cut, cuts_from_counts, cuts_from_names
 from shardwise.plan.edges import Edge
 from shardwise.plan.errors import PlanError
+from shardwise.plan.explain import explain
 from shardwise.plan.mesh import Mesh, Role, mesh_of
 from shardwise.plan.micro_batches import (
     Direction,
@@ -24,14 +26,17 @@ __all__ = [
     "Role",
     "Split",
     "Way",
+    "check",
     "choose_cuts",
     "cut",
     "cuts_from_counts",
     "cuts_from_names",
     "direction_of",
+    "explain",
     "is_bidirectional",
     "mesh_of",
     "micro_batches_of",
+    "nearest",
     "samples_of",
     "shared_parameters",
     "stage_edges",

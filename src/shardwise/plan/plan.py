@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwise.plan.errors import PlanError
 from shardwise.plan.split import Split, Way, parse_grid, parse_split
+
+if TYPE_CHECKING:
+    from shardwise.graph import Graph
 
 SCHEDULES = ("layer", "gpipe", "1f1b", "gems-mast", "gems-master", "bidirectional", "zero-bubble")
 HALOS = ("layer", "fused", "auto")
@@ -54,7 +58,7 @@ class Plan:
     def __post_init__(self) -> None:
         for field in ("data", "micro_batches", "replication"):
             value = getattr(self, field)
-            if not isinstance(value, int) or value < 1:
+            if type(value) is not int or value < 1:
                 raise PlanError(field, f"{value!r} found", "it must be a whole number of at least 1")
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("tail", self.tail, TAILS)
@@ -63,6 +67,9 @@ class Plan:
             raise PlanError("halo", f"{self.halo!r} found", "write layer, fused, auto or a number of layers")
         if not self.stages:
             raise PlanError("stages", "no stage found", "a plan has at least one")
+        for name in self.cuts:
+            if not name or "," in name or any(ord(c) < 32 for c in name):
+                raise PlanError("cuts", f"{name!r} found", "write names of layers, separated by commas")
 
     @property
     def ranks(self) -> int:
@@ -75,7 +82,11 @@ class Plan:
         if isinstance(text, Plan):
             return text
         fields: dict[str, str] = {}
-        for word in shlex.split(text):
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise PlanError("plan", f"{text!r} cannot be read: {error}", "close every quote") from error
+        for word in words:
             key, eq, value = word.partition("=")
             if not eq or not value:
                 raise PlanError(key, "a field without a value", "write field=value, separated by spaces")
@@ -89,16 +100,27 @@ class Plan:
         """Read a plan from a TOML file."""
         with open(path, "rb") as file:
             content = tomllib.load(file)
-        return _build({key: _text(value) for key, value in content.items()})
+        return _build({key: _text(key, value) for key, value in content.items()})
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a TOML file."""
         lines = [f"{key} = {_toml(value)}" for key, value in self._fields().items()]
-        Path(path).write_text("\n".join(lines) + "\n")
+        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def replace(self, **changes: Any) -> Plan:
         """Return the plan with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+    def explain(self, graph: Graph | None = None) -> str:
+        """Say in words what the plan does, and draw which rank plays which part.
+
+        Args:
+            graph: the network, to name the layers of every stage too.
+        """
+        # The explanation reads plans, so it can be imported only when there is one.
+        from shardwise.plan.explain import explain
+
+        return explain(self, graph)
 
     def _fields(self) -> dict[str, int | str]:
         """Return the fields that differ from the defaults, in the words of the one-line form."""
@@ -122,7 +144,7 @@ class Plan:
         return fields
 
     def __str__(self) -> str:
-        return " ".join(f"{key}={value}" for key, value in self._fields().items()) or "data=1"
+        return " ".join(f"{key}={_word(value)}" for key, value in self._fields().items()) or "data=1"
 
 
 def _build(fields: Mapping[str, str]) -> Plan:
@@ -171,12 +193,19 @@ def _one_of(field: str, value: str, choices: tuple[str, ...]) -> None:
         raise PlanError(field, f"{value!r} found", f"choose one of {', '.join(choices)}")
 
 
-def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+def _text(key: str, value: Any) -> str:
+    return ("|" if key == "stages" else ",").join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _word(value: int | str) -> str:
+    """Quote what would fall apart between the words of a line."""
+    text = str(value)
+    return shlex.quote(text) if any(c.isspace() or c in "'\"\\#" for c in text) else text
 
 
 def _toml(value: int | str) -> str:
-    return str(value) if isinstance(value, int) else '"' + value + '"'
+    """Write a number or a basic string; JSON escapes strings the same way."""
+    return str(value) if isinstance(value, int) else json.dumps(value, ensure_ascii=False)
 
 
 __all__ = ["Plan", "PlanError", "Split", "Way", "parse_grid"]

@@ -27,6 +27,19 @@ class Split:
     way: Way = Way.NONE
     grid: tuple[int, ...] = (1,)
 
+    def __post_init__(self) -> None:
+        if not self.grid or any(n < 1 for n in self.grid):
+            raise PlanError("stages", f"a split into {self.grid} parts", "write numbers of at least 1")
+        if self.width == 1:
+            # One part is no split, however it is written; equal plans must compare equal.
+            object.__setattr__(self, "way", Way.NONE)
+            object.__setattr__(self, "grid", (1,))
+        elif self.way is Way.NONE:
+            raise PlanError("stages", f"{self.width} ranks without a way to share the stage", "name a way")
+        elif self.way is not Way.SPATIAL and len(self.grid) > 1:
+            found = f"the grid {'x'.join(map(str, self.grid))} for {self.way}"
+            raise PlanError("stages", found, f"write {self.way}:{self.width}")
+
     @property
     def width(self) -> int:
         """Return the number of ranks."""
