@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
+from ranks import run_ranks
 from shardwise.runtime import StalledError, mpi, progress
 from shardwise.runtime.mpi import buffers
 

@@ -1,13 +1,14 @@
 """One poller through which every wait for a message goes.
 
 A wait first spins, because most messages are a few microseconds away. A longer one yields the core
-between tests, and once it is certain that nothing is about to arrive it sleeps, so that ranks sharing a
-core with it can compute what it is waiting for:
+between tests, and at last sleeps, so that whoever shares the core can compute what it is waiting for:
 
     0 ............ spin_seconds ............ yield_seconds ............ completion or deadline
        test, test       test, sched_yield          test, sleep (growing to max_sleep_seconds)
 
-With a core per rank there is nobody to make room for soon, so the yielding phase is much longer.
+With more ranks than cores there is no yielding phase: a yield that finds a rival returns only after the
+rival's whole time slice, milliseconds later, while a sleeper is woken at once. For the same reason a yield
+that took long, because some other program wants the core, ends the yielding phase.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from shardwise.runtime.bell import Bell
 from shardwise.runtime.errors import StalledError
 
 
@@ -54,7 +56,9 @@ class Backoff:
 
 
 SPARE_CORES = Backoff(spin_seconds=100e-6, yield_seconds=50e-3, max_sleep_seconds=200e-6)
-OVERSUBSCRIBED = Backoff(spin_seconds=50e-6, yield_seconds=2e-3, max_sleep_seconds=500e-6)
+OVERSUBSCRIBED = Backoff(spin_seconds=20e-6, yield_seconds=0.0, max_sleep_seconds=500e-6)
+# An undisturbed yield takes about a microsecond; one this long gave the core away.
+_CONTENDED_SECONDS = 100e-6
 
 # A wait that lasts this long is published, so that other ranks see who waits for whom.
 _PUBLISH_SECONDS = 0.25
@@ -73,6 +77,7 @@ class Poller:
         self.backoff = backoff
         self.drive = drive
         self.watch: Watch | None = None
+        self.bell: Bell | None = None
         self._adopted: list[tuple[Request, object]] = []
 
     def wait(
@@ -114,10 +119,14 @@ class Poller:
                 break
         yield_end = min(start + backoff.yield_seconds, start + deadline_seconds)
         give_way = os.sched_yield
-        while clock() < yield_end:
+        now = clock()
+        while now < yield_end:
             give_way()
             if test():
                 return
+            before, now = now, clock()
+            if now - before > _CONTENDED_SECONDS:
+                break
         self._sleep_until(test, start, deadline_seconds, what, ranks)
 
     def _sleep_until(
@@ -130,6 +139,7 @@ class Poller:
     ) -> None:
         clock, watch = time.perf_counter, None
         pause = self.backoff.max_sleep_seconds / 8
+        sleep = time.sleep if self.bell is None else self.bell.sleep
         try:
             while not test():
                 waited = clock() - start
@@ -140,7 +150,7 @@ class Poller:
                     watch.begin_wait(ranks, what)
                 if watch is not None and (reason := watch.verdict()) is not None:
                     raise StalledError(f"{describe(what)}: gave up after {waited:.1f} s: {reason}")
-                time.sleep(pause)
+                sleep(pause)
                 pause = min(pause * 1.5, self.backoff.max_sleep_seconds)
         finally:
             if watch is not None:
@@ -148,6 +158,11 @@ class Poller:
             elif self.watch is not None:
                 # Many waits too short to publish are progress as well.
                 self.watch.beat()
+
+    def ring(self, ranks: Sequence[int]) -> None:
+        """Wake ranks of this node that messages were just sent to; does nothing where each has a core."""
+        if self.bell is not None:
+            self.bell.ring(ranks)
 
     def adopt(self, request: Request, buffers: object) -> None:
         """Keep a request that nobody will wait for, and its buffers, until it is complete."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from shardwise.runtime import mpi
+from shardwise.runtime.bell import Bell
 from shardwise.runtime.environment import Place, detect
 from shardwise.runtime.errors import TransportError
 from shardwise.runtime.failure import end_job_on_exception, failed, restore_hook
@@ -81,6 +84,8 @@ def init(backend: str | None = None, timeout: float | timedelta | None = None) -
             if place.speaks_mpi:
                 library.check_world(place)
         store = open_store(place, chosen)
+        if chosen == mpi.BACKEND and place.local_size > cores():
+            mpi.poller().bell = _hang_bell(store, place)
         dist.init_process_group(
             chosen, store=store, rank=place.rank, world_size=place.size, timeout=_OPERATION_LIMIT
         )
@@ -120,7 +125,11 @@ def finalize() -> None:
             heartbeat.stop()
         dist.destroy_process_group()
     if session.backend == mpi.BACKEND:
-        mpi.poller().watch = None
+        poller = mpi.poller()
+        poller.watch = None
+        if poller.bell is not None:
+            poller.bell.close()
+            poller.bell = None
     restore_hook()
 
 
@@ -171,6 +180,13 @@ def _set_threads(place: Place) -> int:
     if "OMP_NUM_THREADS" not in os.environ and place.local_size > 1:
         torch.set_num_threads(max(1, cores() // place.local_size))
     return torch.get_num_threads()
+
+
+def _hang_bell(store: Store, place: Place) -> Bell:
+    """Hang up this rank's bell under a name no other job has, before any message can be sent."""
+    if place.rank == 0:
+        store.set("bell", secrets.token_hex(8))
+    return Bell(store.get("bell").decode(), place.rank)
 
 
 def _timeout_seconds(timeout: float | timedelta | None) -> float:

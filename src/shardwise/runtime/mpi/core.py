@@ -90,6 +90,10 @@ class Core(dist.ProcessGroup):
         finish: Finish | None = None,
     ) -> MPIWork:
         """Return the handle of a collective that was just started."""
+        # In a pair the other rank is all there is to wake; in larger groups waking everybody at every
+        # collective costs more switches than it saves.
+        if self.poller.bell is not None and self._size == 2:
+            self.poller.bell.ring(self._others)
         seconds = self._deadline_seconds
         if opts is not None and (asked := opts.timeout.total_seconds()) > 0:
             seconds = asked

@@ -20,28 +20,26 @@ class MPILine:
 
     def __init__(
         self,
-        comm: Any,
+        wire: MPIWire,
         receives: Sequence[Parcel],
         sends: Sequence[Parcel],
         tag: int,
-        deadline_seconds: float,
         what: str,
-        ranks: Sequence[int],
     ) -> None:
         mpi = load()
         self.receives = [(p.buffer, _stage(p.buffer)) for p in receives]
         self.sends = [(p.buffer, _stage(p.buffer)) for p in sends]
         byte = mpi.BYTE
         self.requests = [
-            comm.Recv_init([memory(host), host.nbytes, byte], p.peer, tag)
+            wire.comm.Recv_init([memory(host), host.nbytes, byte], wire.places[p.peer], tag)
             for p, (_, host) in zip(receives, self.receives, strict=True)
         ] + [
-            comm.Send_init([memory(host), host.nbytes, byte], p.peer, tag)
+            wire.comm.Send_init([memory(host), host.nbytes, byte], wire.places[p.peer], tag)
             for p, (_, host) in zip(sends, self.sends, strict=True)
         ]
         self.startall = mpi.Prequest.Startall
-        self.poller, self.deadline_seconds = poller(), deadline_seconds
-        peers = sorted({ranks[p.peer] for p in (*receives, *sends)})
+        self.poller, self.deadline_seconds = wire.poller, wire.deadline_seconds
+        peers = sorted({wire.ranks[p.peer] for p in (*receives, *sends)})
         self.peers, self.what = peers, f"{what} with ranks {peers}"
         self.staged = any(a is not b for a, b in (*self.receives, *self.sends))
 
@@ -69,9 +67,9 @@ class MPIPending:
     """One message under way, with the host copy it may need."""
 
     def __init__(
-        self, request: Any, wire: MPIWire, what: str, peer: int, copy: tuple[Tensor, Tensor]
+        self, request: Any, wire: MPIWire, what: str, peers: Sequence[int], copy: tuple[Tensor, Tensor]
     ) -> None:
-        self.request, self.wire, self.what, self.peer, self.copy = request, wire, what, peer, copy
+        self.request, self.wire, self.what, self.peers, self.copy = request, wire, what, peers, copy
 
     def wait(self) -> None:
         """Return when it is complete."""
@@ -97,24 +95,27 @@ class MPIWire:
 
     def __init__(self, group: Any, ranks: Sequence[int], deadline_seconds: float = 1800.0) -> None:
         self.comm, self.ranks = group_comm(group), tuple(ranks)
+        # torch sorts the members of a group; a peer is named by its position in `ranks`.
+        order = sorted(ranks)
+        self.places = [order.index(rank) for rank in ranks]
         self.deadline_seconds = deadline_seconds
         self.poller = poller()
         self.in_place = load().IN_PLACE
 
     def line(self, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str) -> Line:
         """Prepare a set of receives and sends over fixed buffers."""
-        return MPILine(self.comm, receives, sends, tag, self.deadline_seconds, what, self.ranks)
+        return MPILine(self, receives, sends, tag, what)
 
     def send(self, parcel: Parcel, tag: int, what: str) -> Pending:
         """Start one message."""
         host = readable(parcel.buffer)
-        request = self.comm.Isend([memory(host), host.nbytes, load().BYTE], parcel.peer, tag)
+        request = self.comm.Isend([memory(host), host.nbytes, load().BYTE], self.places[parcel.peer], tag)
         return MPIPending(request, self, what, (self.ranks[parcel.peer],), (host, host))
 
     def receive(self, parcel: Parcel, tag: int, what: str) -> Pending:
         """Post one receive."""
         host = _stage(parcel.buffer)
-        request = self.comm.Irecv([memory(host), host.nbytes, load().BYTE], parcel.peer, tag)
+        request = self.comm.Irecv([memory(host), host.nbytes, load().BYTE], self.places[parcel.peer], tag)
         return MPIPending(request, self, what, (self.ranks[parcel.peer],), (parcel.buffer, host))
 
     def all_reduce(self, tensor: Tensor) -> None:

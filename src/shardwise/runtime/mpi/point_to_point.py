@@ -26,6 +26,8 @@ class PointToPoint(Core):
         buffer = load().memory.fromaddress(ready.data_ptr(), nbytes)
         request = self.comm.Isend([buffer, nbytes, self._byte], dst, tag)
         peer = self.members[dst]
+        if self.poller.bell is not None:
+            self.poller.bell.ring((peer,))
         label = Label("send", self._me, peer, tensors, self.label)
         return MPIWork(self.poller, request, self._deadline_seconds, label, (peer,), tensors, ready)
 
