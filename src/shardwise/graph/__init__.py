@@ -1,7 +1,8 @@
 """What: capture of PyTorch and Keras models into a graph of layers."""
 
 from shardwise.graph.capture import capture
-from shardwise.graph.errors import CaptureError
+from shardwise.graph.coverage import Coverage
+from shardwise.graph.errors import CaptureError, SizeError
 from shardwise.graph.graph import Graph
 from shardwise.graph.layer import (
     DEVICE,
@@ -16,11 +17,13 @@ from shardwise.graph.layer import (
     Source,
     TensorSpec,
 )
+from shardwise.graph.loss import capture_loss
 
 __all__ = [
     "DEVICE",
     "Call",
     "CaptureError",
+    "Coverage",
     "Device",
     "Graph",
     "Kind",
@@ -29,7 +32,9 @@ __all__ = [
     "ModuleTarget",
     "Operand",
     "Ref",
+    "SizeError",
     "Source",
     "TensorSpec",
     "capture",
+    "capture_loss",
 ]

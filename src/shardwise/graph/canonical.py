@@ -100,6 +100,14 @@ def _overload_out_of_place(target: torch._ops.OpOverload) -> tuple[Any, bool]:
     return functional.OutOfPlace(name), True
 
 
+def plain(target: Any) -> Any:
+    """Return torch's function for an aten overload where there is one, since that can be pickled."""
+    if isinstance(target, torch._ops.OpOverload):
+        name = target._schema.name.split("::")[-1]
+        return vars(torch).get(name, target)
+    return target
+
+
 def _is_torch(target: Any) -> bool:
     module = getattr(target, "__module__", None) or ""
     if module.startswith("torch") or module in {"_operator", "operator", "math", functional.__name__}:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,11 @@ from shardwise.graph.fake import Fakes
 from shardwise.graph.graph import Graph, Shapes
 from shardwise.graph.propagate import propagate
 from shardwise.graph.trace import Trace, leaves
+from shardwise.graph.trace_export import trace_export
 from shardwise.graph.trace_fx import trace_fx
+
+OPAQUE_FLOPS = 0.02
+"""How much of the work may hide in opaque modules before another tracer is tried."""
 
 
 def capture(model: nn.Module, example: Any, *, training: bool | None = None, check: bool = True) -> Graph:
@@ -31,19 +35,61 @@ def capture(model: nn.Module, example: Any, *, training: bool | None = None, che
     """
     given = read_example(model.forward, example)
     with untouched(model, training):
-        trace = trace_fx(model, given)
-        graph = build(trace)
-        if not check:
-            return replace(graph, notes=(*graph.notes, "self-check skipped: not wanted"))
-        if _on_meta(model) or not given.real:
-            return replace(graph, notes=(*graph.notes, "self-check skipped: no data on the meta device"))
-        self_check(model, given, graph)
+        checked = check and not _on_meta(model) and given.real
+        graph = _best(model, given, checked)
+    if not checked:
+        why = "not wanted" if not check else "there is no data on the meta device"
+        graph = _with_note(graph, f"self-check skipped: {why}")
     return graph
+
+
+def _best(model: nn.Module, example: Example, check: bool) -> Graph:
+    """Try fx, then export where fx leaves much of the work in modules that it could not enter."""
+    try:
+        first = _attempt(trace_fx, model, example, check)
+    except CaptureError as refusal:
+        return _last_resort(model, example, check, refusal)
+    if opaque_fraction(first) <= OPAQUE_FLOPS:
+        return first
+    try:
+        second = _attempt(trace_export, model, example, check)
+    except CaptureError as refusal:
+        return _with_note(first, f"torch.export cannot enter the opaque modules either: {refusal.what}")
+    return second if opaque_fraction(second) < opaque_fraction(first) else first
+
+
+def _last_resort(model: nn.Module, example: Example, check: bool, refusal: CaptureError) -> Graph:
+    try:
+        return _attempt(trace_export, model, example, check)
+    except CaptureError as second:
+        what = f"{refusal.what} (torch.export: {second.what})"
+        raise CaptureError(what, refusal.where or second.where) from second
+
+
+def _attempt(
+    trace: Callable[[nn.Module, Example], Trace], model: nn.Module, example: Example, check: bool
+) -> Graph:
+    with untouched(model):
+        graph = build(trace(model, example))
+        if check:
+            self_check(model, example, graph)
+    return graph
+
+
+def opaque_fraction(graph: Graph) -> float:
+    """Return the share of the flops that lies in modules which could not be entered."""
+    total = sum(layer.forward_flops for layer in graph)
+    hidden = sum(layer.forward_flops for layer in graph if layer.op == "module")
+    return hidden / total if total else 0.0
+
+
+def _with_note(graph: Graph, note: str) -> Graph:
+    return replace(graph, notes=(*graph.notes, note))
 
 
 def build(trace: Trace) -> Graph:
     """Return the graph of a trace for its own shapes; `Graph.at` then serves others from the same trace."""
-    fakes = Fakes(trace.modules)
+    fakes = trace.fakes or Fakes(trace.modules)
     known: dict[Shapes, Graph] = {}
 
     def rebuild(shapes: Shapes) -> Graph:

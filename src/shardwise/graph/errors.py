@@ -21,5 +21,15 @@ class CaptureError(ValueError):
         self.where = where
 
 
-class Opaque(Exception):  # noqa: N818 - it is a message between rules and propagation, not an error
+class SizeError(CaptureError):
+    """A capture that does not hold for other sizes, because the model's code decided by the size."""
+
+    def __init__(self, what: str, where: str = "") -> None:
+        place = f"{where}: " if where else ""
+        ValueError.__init__(self, f"{place}{what}. Capture the model again with an example of this size.")
+        self.what = what
+        self.where = where
+
+
+class Opaque(Exception):
     """Raised by a rule that does not understand a call: the layer then runs whole, for this reason."""

@@ -95,7 +95,7 @@ def read_example(forward: Callable[..., Any], example: Any) -> Example:
         arguments[argument] = transform(value, leaf)
     if not names:
         raise ValueError("the example holds no tensor: give a tensor, a tuple, or a dict by argument name")
-    full = inspect.BoundArguments(signature, dict(arguments))  # type: ignore[arg-type]
+    full = inspect.BoundArguments(signature, dict(arguments))
     specs = tuple(item if isinstance(item, TensorSpec) else spec_of(item) for item in found)
     tensors = tuple(None if isinstance(item, TensorSpec) else item for item in found)
     return Example(full.args, full.kwargs, tuple(names), specs, tensors)

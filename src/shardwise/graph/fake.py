@@ -181,7 +181,7 @@ def distinct(tree: Any) -> tuple[Value, ...]:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _key(tree: Any, number: Mapping[int, int]) -> Any:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwise.graph.layer import Kind, Layer, TensorSpec
+
+if TYPE_CHECKING:
+    from shardwise.graph.coverage import Coverage
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -77,6 +80,11 @@ class Graph:
         return tuple(_leaves(self.outputs))
 
     @property
+    def output_specs(self) -> Any:
+        """Return shape and dtype of what the model returns, in its structure."""
+        return _mapped(self.outputs, lambda name: self[name].spec)
+
+    @property
     def batch(self) -> int:
         """Return the number of samples that this graph is for."""
         return self.shapes[0][0]
@@ -89,6 +97,34 @@ class Graph:
 
     def __getitem__(self, name: str) -> Layer:
         return self.by_name[name]
+
+    @cached_property
+    def saved_bytes(self) -> int:
+        """Return what autograd keeps for the backward pass on one device, shared memory counted once."""
+        owner: dict[str, str] = {}
+        named: dict[str, int] = {}
+        unnamed = 0
+        for layer in self.layers:
+            owner[layer.name] = owner[layer.alias] if layer.alias else layer.name
+            operands = {o.source: o.spec.nbytes for o in layer.operands if o.source in layer.saves}
+            own = layer.spec.nbytes if layer.name in layer.saves else 0
+            unnamed += layer.saved_bytes - sum(operands.values()) - own
+            for name in layer.saves:
+                holder = self.by_name[owner[name]]
+                named[holder.name] = sum(spec.nbytes for spec in holder.outputs)
+        return unnamed + sum(named.values())
+
+    def table(self) -> str:
+        """Return the layers as a table to read, with totals."""
+        from shardwise.graph.table import graph_table
+
+        return graph_table(self)
+
+    def coverage(self) -> Coverage:
+        """Say for each layer which splits are possible, and why not."""
+        from shardwise.graph.coverage import coverage
+
+        return coverage(self)
 
     def at(self, *shapes: Sequence[int]) -> Graph:
         """Return the graph of the same network for other input shapes, without a new capture."""
@@ -115,3 +151,11 @@ def _leaves(tree: Any) -> Iterator[str]:
     elif isinstance(tree, (tuple, list)):
         for value in tree:
             yield from _leaves(value)
+
+
+def _mapped(tree: Any, function: Callable[[str], Any]) -> Any:
+    if isinstance(tree, str):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: _mapped(value, function) for key, value in tree.items()}
+    return type(tree)(_mapped(value, function) for value in tree)

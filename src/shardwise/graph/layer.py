@@ -149,6 +149,7 @@ class Layer:
         forward_flops, backward_flops: multiply and add count as two.
         saved_bytes: what local autograd keeps for the backward pass, values of other layers included.
         saves: names of the values that it keeps (`<name>` for its own output).
+        alias: name of the value whose memory its output shares, if it is a view.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Layer:
     backward_flops: int = 0
     saved_bytes: int = 0
     saves: tuple[str, ...] = ()
+    alias: str = ""
 
     @property
     def spec(self) -> TensorSpec:

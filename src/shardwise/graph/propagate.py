@@ -8,36 +8,47 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from shardwise.geometry.access import Access, opaque, same
 from shardwise.graph import functional
 from shardwise.graph.canonical import name_of
-from shardwise.graph.errors import CaptureError, Opaque
-from shardwise.graph.fake import Fakes, Ran, Value, distinct
+from shardwise.graph.errors import CaptureError, Opaque, SizeError
+from shardwise.graph.fake import Fakes, Made, Ran, Value, distinct
 from shardwise.graph.graph import Graph, Shapes
 from shardwise.graph.layer import Kind, Layer, Literal, ModuleTarget, Source, TensorSpec
+from shardwise.graph.lines import error_line, first_line
 from shardwise.graph.normalise import apply_rule, has_rule
 from shardwise.graph.site import Site, module_state, value_of
-from shardwise.graph.trace import Result, Step, Trace, Weight, transform
+from shardwise.graph.trace import Held, Result, Step, Trace, Weight, leaves, transform
 
 
 def propagate(trace: Trace, shapes: Shapes, fakes: Fakes | None = None) -> Graph:
     """Return the graph of a traced model for these input shapes."""
-    _check_fixed(trace, shapes)
-    return _Propagation(trace, shapes, fakes or Fakes(trace.modules)).graph()
-
-
-def _check_fixed(trace: Trace, shapes: Shapes) -> None:
-    for i, d in sorted(trace.fixed):
-        if shapes[i][d] != trace.specs[i].shape[d]:
-            raise CaptureError(
-                f"the capture holds only for size {trace.specs[i].shape[d]} of dimension {d} of input "
-                f"{trace.inputs[i]!r}, not for {shapes[i][d]}: capture the model again with an example of "
-                "that size"
-            )
+    why_not = trace.refuse(shapes) if trace.refuse is not None else ""
+    if why_not:
+        raise SizeError(why_not)
+    specs = [TensorSpec(tuple(shape), spec.dtype) for shape, spec in zip(shapes, trace.specs, strict=True)]
+    run = Propagation(trace.inputs, specs, fakes or Fakes(trace.modules))
+    run.hold(trace.held)
+    run.follow(trace.steps)
+    run.check_views(trace.steps)
+    outputs = transform(run.resolve(trace.output), run.output)
+    parameters = {n: h.spec for n, h in trace.held.items() if h.origin is Source.PARAMETER}
+    buffers = {n: h.spec for n, h in trace.held.items() if h.origin is Source.BUFFER}
+    return Graph(
+        layers=alive(run.layers, outputs),
+        outputs=outputs,
+        parameters=MappingProxyType(parameters),
+        buffers=MappingProxyType(buffers),
+        training=trace.training,
+        tied=MappingProxyType(dict(trace.tied)),
+        frozen=frozenset(n for n in parameters if not trace.held[n].trained),
+        source=trace.source,
+        constants=MappingProxyType(dict(trace.constants)),
+        notes=trace.notes,
+    )
 
 
 class _Names:
@@ -56,40 +67,52 @@ class _Names:
         raise AssertionError("unreachable")
 
 
-class _Propagation:
-    def __init__(self, trace: Trace, shapes: Shapes, fakes: Fakes) -> None:
-        self.trace = trace
-        self.shapes = shapes
+class Propagation:
+    """Follow the steps of a trace with values that have shapes but no data."""
+
+    def __init__(self, names: Sequence[str], specs: Sequence[TensorSpec], fakes: Fakes) -> None:
         self.fakes = fakes
         self.names = _Names()
         self.layers: list[Layer] = []
         self.results: dict[str, Any] = {}
-        self.held = {
-            name: Value(name, held.origin, held.spec, _contiguous(held.spec.shape), held.trained, name)
-            for name, held in trace.held.items()
-        }
+        self.held: dict[str, Value] = {}
+        self.position = 0
+        for i, (name, spec) in enumerate(zip(names, specs, strict=True)):
+            self._input(i, name, spec)
 
-    def graph(self) -> Graph:
-        trace = self.trace
-        for i, (name, spec, shape) in enumerate(zip(trace.inputs, trace.specs, self.shapes, strict=True)):
-            self._input(i, name, TensorSpec(tuple(shape), spec.dtype))
-        for step in trace.steps:
+    def hold(self, held: Mapping[str, Held]) -> None:
+        """Take what the model holds."""
+        for name, h in held.items():
+            if name not in self.held:
+                stride = _contiguous(h.spec.shape)
+                self.held[name] = Value(name, h.origin, h.spec, stride, h.trained, name)
+
+    def follow(self, steps: Sequence[Step]) -> None:
+        """Run the steps that were not run yet."""
+        for step in steps[self.position :]:
             self.results[step.id] = self._step(step)
-        outputs = transform(self._resolve(trace.output), self._output)
-        layers = _alive(self.layers, outputs)
-        parameters = {n: h.spec for n, h in trace.held.items() if h.origin is Source.PARAMETER}
-        return Graph(
-            layers=layers,
-            outputs=outputs,
-            parameters=MappingProxyType(parameters),
-            buffers=MappingProxyType({n: h.spec for n, h in trace.held.items() if h.origin is Source.BUFFER}),
-            training=trace.training,
-            tied=MappingProxyType(dict(trace.tied)),
-            frozen=frozenset(n for n in parameters if not trace.held[n].trained),
-            source=trace.source,
-            constants=MappingProxyType(dict(trace.constants)),
-            notes=trace.notes,
-        )
+            self.position += 1
+
+    def check_views(self, steps: Sequence[Step]) -> None:
+        """Refuse in-place calls that also change another value, through a view, that is read later."""
+        last: dict[str, int] = {}
+        for i, step in enumerate(steps):
+            for leaf in leaves((step.args, dict(step.kwargs))):
+                if isinstance(leaf, Result):
+                    last[leaf.id] = i
+        made = {step.id: i for i, step in enumerate(steps)}
+        sharing: dict[str, list[str]] = {}
+        for id, value in self.results.items():
+            if isinstance(value, Value) and id in made:
+                sharing.setdefault(value.owner, []).append(id)
+        for i, step in enumerate(steps):
+            changed = self.results.get(step.mutates)
+            if not isinstance(changed, Value):
+                continue
+            for other in sharing.get(changed.owner, ()):
+                if self.results[other] is not changed and made[other] < i < last.get(other, -1):
+                    what = f"{step.label} changes in place what {steps[made[other]].label} shows a view of"
+                    raise CaptureError(what, step.where)
 
     def _input(self, index: int, name: str, spec: TensorSpec) -> None:
         unique = self.names(name)
@@ -99,7 +122,9 @@ class _Propagation:
         stride = _contiguous(spec.shape)
         self.results[name] = Value(unique, Source.VALUE, spec, stride, False, unique)
 
-    def _resolve(self, tree: Any) -> Any:
+    def resolve(self, tree: Any) -> Any:
+        """Return `tree` with the values in the places of references."""
+
         def leaf(item: Any) -> Any:
             if isinstance(item, Result):
                 return self.results[item.id]
@@ -108,7 +133,7 @@ class _Propagation:
         return transform(tree, leaf)
 
     def _step(self, step: Step) -> Any:
-        args, kwargs = self._resolve(step.args), self._resolve(dict(step.kwargs))
+        args, kwargs = self.resolve(step.args), self.resolve(dict(step.kwargs))
         site = Site(step, self.fakes, self.layers, self.names)
         name = name_of(step.target) if not isinstance(step.target, ModuleTarget) else ""
         before = len(self.layers)
@@ -125,18 +150,15 @@ class _Propagation:
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(
-                f"{step.label or step.target}: {type(error).__name__}: {error}", step.where
-            ) from error
+            what = f"{step.label}: {first_line(error)}"
+            raise CaptureError(what, error_line(error) or step.where) from error
 
     def _guard(self, step: Step, args: tuple[Any, ...]) -> Any:
-        (found,) = args
+        (value,) = args
+        found = value.shape[0] if isinstance(value, Value) else step.target(value)
         if found != step.guard:
-            raise CaptureError(
-                f"the model decides by a size here: the capture is for {step.guard!r}, these shapes give "
-                f"{found!r}. Capture the model again with an example of this size",
-                step.where,
-            )
+            what = "the model's code depends on a size here"
+            raise SizeError(f"{what}: captured with {step.guard!r}, these shapes give {found!r}", step.where)
         return found
 
     def _opaque(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str) -> Any:
@@ -167,12 +189,8 @@ class _Propagation:
 
     def _spread(self, site: Site, ran: Ran, value: Value) -> Any:
         """Give each tensor of a nested result a layer of its own; a single tensor is the layer itself."""
-        from shardwise.graph.fake import Made
-
         if isinstance(ran.result, Made):
             return value
-        if len(ran.made) == 1:
-            return transform(ran.result, partial(_only, value=value)) if _nested(ran) else value
         numbers = itertools.count()
 
         def leaf(item: Any) -> Any:
@@ -196,7 +214,7 @@ class _Propagation:
 
         return transform(ran.result, leaf)
 
-    def _output(self, item: Any) -> Any:
+    def output(self, item: Any) -> Any:
         """Name the layers among the outputs; a returned parameter becomes a layer, a string a literal."""
         if isinstance(item, str):
             return Literal(item)
@@ -209,16 +227,6 @@ class _Propagation:
         reads = [("input", item, same(item.ndim))]
         made = site.emit(functional.identity, (item,), {}, kind=Kind.ELEMENTWISE, op="identity", reads=reads)
         return made.name
-
-
-def _only(item: Any, value: Value) -> Any:
-    from shardwise.graph.fake import Made
-
-    return value if isinstance(item, Made) else item
-
-
-def _nested(ran: Ran) -> bool:
-    return True
 
 
 def _why(step: Step, name: str) -> str:
@@ -235,7 +243,7 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _alive(layers: Sequence[Layer], outputs: Any) -> tuple[Layer, ...]:
+def alive(layers: Sequence[Layer], outputs: Any) -> tuple[Layer, ...]:
     """Drop layers that nothing reads, unless they are inputs or update buffers."""
     wanted: set[str] = set()
     transform(outputs, lambda name: wanted.add(name) if isinstance(name, str) else None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from shardwise.geometry.access import Access
 from shardwise.graph.fake import Fakes, Made, Ran, Value
-from shardwise.graph.layer import Call, Kind, Layer, ModuleTarget, Operand, Ref, Source, TensorSpec
+from shardwise.graph.layer import Call, Kind, Layer, Operand, Ref, Source
 from shardwise.graph.trace import Step, transform
 
 Reads = Sequence[tuple[str, Value, Access]]
@@ -71,9 +71,10 @@ class Site:
                 backward_flops=flops[1],
                 saved_bytes=_saved_bytes(ran),
                 saves=_saves(ran, name),
+                alias=_alias(ran),
             )
         )
-        return value_of(ran.made[0], name, ran) if ran.made else _nothing(name)
+        return value_of(ran.made[0], name, ran)
 
     def emit(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **layer: Any) -> Value:
         """Run a call and add it as a layer; `reads` may be a function of what was made."""
@@ -89,20 +90,26 @@ def value_of(made: Made, name: str, ran: Ran) -> Value:
     return Value(name, Source.VALUE, made.spec, made.stride, made.trained, owner)
 
 
-def _nothing(name: str) -> Value:
-    return Value(name, Source.VALUE, TensorSpec(()), (), False, name)
-
-
 def _saves(ran: Ran, name: str) -> tuple[str, ...]:
     kept = [ran.values[i] for i in ran.kept_args]
-    owners = [value.owner for value in kept if value.origin is Source.VALUE]
-    return (*dict.fromkeys(owners), *([name] if ran.kept_outs else []))
+    names = [value.name for value in kept if value.origin is Source.VALUE]
+    return (*dict.fromkeys(names), *([name] if ran.kept_outs else []))
 
 
 def _saved_bytes(ran: Ran) -> int:
-    kept = {ran.values[i].owner: ran.values[i] for i in ran.kept_args}
-    values = sum(value.spec.nbytes for value in kept.values() if value.origin is Source.VALUE)
-    return ran.kept_bytes + values + sum(ran.made[i].spec.nbytes for i in ran.kept_outs)
+    kept = [ran.values[i] for i in ran.kept_args if ran.values[i].origin is Source.VALUE]
+    return (
+        ran.kept_bytes
+        + sum(value.spec.nbytes for value in kept)
+        + sum(ran.made[i].spec.nbytes for i in ran.kept_outs)
+    )
+
+
+def _alias(ran: Ran) -> str:
+    shared = ran.made[0].alias if len(ran.made) == 1 else None
+    if shared is None or ran.values[shared].origin is not Source.VALUE:
+        return ""
+    return ran.values[shared].name
 
 
 def _refer(tree: Any, values: Sequence[Value]) -> Any:
@@ -123,13 +130,3 @@ def _refer(tree: Any, values: Sequence[Value]) -> Any:
 def module_state(step: Step, held: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
     """Return local names and values of an opaque module's parameters and buffers."""
     return tuple((local, held[name]) for local, name in step.state.items())
-
-
-def is_module(target: Any) -> bool:
-    """Tell whether a call's target is an opaque module."""
-    return isinstance(target, ModuleTarget)
-
-
-def values_in(items: Iterable[Any]) -> list[Value]:
-    """Return the values among some arguments."""
-    return [item for item in items if isinstance(item, Value)]

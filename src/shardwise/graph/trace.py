@@ -7,7 +7,7 @@ in-place calls by out-of-place ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ class Step:
         label: the readable name that the layer should get.
         module: path of the module that this call is, or "".
         mutates: id of the value that the user's code overwrote here; readers were rewired to this step.
-        guard: the value that the model's control flow was traced for; None if this is no decision.
+        guard: what the step must give, since the model's control flow was traced for it; None if any.
         state: for opaque modules, local name -> name in the model of each parameter and buffer.
     """
 
@@ -72,7 +72,8 @@ class Trace:
         inputs: id and name of every tensor input, in order of the arguments.
         specs: shape and dtype of the inputs that it was traced with.
         output: the returned structure, with `Result` and `Weight` leaves.
-        fixed: (input, dimension) pairs whose size the trace depends on.
+        refuse: says why the trace does not hold for other input shapes, or "" if it does.
+        fakes: remembers the calls that were run without data during tracing.
     """
 
     steps: tuple[Step, ...]
@@ -85,8 +86,9 @@ class Trace:
     source: str
     constants: Mapping[str, Any] = field(default_factory=dict)
     modules: Mapping[str, Any] = field(default_factory=dict)
-    fixed: frozenset[tuple[int, int]] = frozenset()
+    refuse: Callable[[Sequence[tuple[int, ...]]], str] | None = None
     notes: tuple[str, ...] = ()
+    fakes: Any = None
 
 
 def transform(tree: Any, leaf: Callable[[Any], Any]) -> Any:

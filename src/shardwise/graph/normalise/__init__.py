@@ -2,6 +2,7 @@
 
 from shardwise.graph.normalise import (
     convolution,
+    dropout,
     elementwise,
     joins,
     linear,
@@ -18,6 +19,7 @@ from shardwise.graph.normalise.registry import apply_rule, has_rule
 __all__ = [
     "apply_rule",
     "convolution",
+    "dropout",
     "elementwise",
     "has_rule",
     "joins",

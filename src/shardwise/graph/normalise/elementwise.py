@@ -9,8 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from shardwise.geometry.access import WHOLE, Access, Axis, same
-from shardwise.graph import functional
-from shardwise.graph.canonical import name_of
+from shardwise.graph.canonical import name_of, plain
 from shardwise.graph.errors import Opaque
 from shardwise.graph.fake import Value, distinct
 from shardwise.graph.layer import Kind
@@ -21,12 +20,11 @@ from shardwise.graph.trace import leaves
 
 _NAMES = """
 abs absolute neg negative positive sign sgn exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal
-sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh arcsin arccos arctan erf erfc erfinv lgamma digamma
-sigmoid logit sinc floor ceil round trunc frac fix rad2deg deg2rad logical_not bitwise_not invert not_ isnan
-isinf isfinite nan_to_num angle real conj
+sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh arcsin arccos arctan erf erfc erfinv lgamma
+digamma sigmoid logit sinc floor ceil round trunc frac fix rad2deg deg2rad logical_not bitwise_not invert not_
+isnan isinf isfinite nan_to_num angle real conj
 relu relu6 elu celu selu leaky_relu gelu silu mish logsigmoid log_sigmoid hardswish hardsigmoid hardtanh
-hardshrink softshrink softplus softsign tanhshrink threshold identity
-clamp clip clamp_min clamp_max
+hardshrink softshrink softplus softsign tanhshrink threshold identity clamp clip clamp_min clamp_max
 add sub subtract rsub mul multiply div divide truediv true_divide floor_divide floordiv remainder mod fmod pow
 float_power maximum minimum fmax fmin atan2 arctan2 hypot logaddexp xlogy copysign lerp addcmul addcdiv
 eq ne lt le gt ge equal not_equal less less_equal greater greater_equal
@@ -35,16 +33,16 @@ __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __po
 __and__ __or__ __xor__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __mod__ __floordiv__
 to type type_as float double half bfloat16 int long short bool byte cpu contiguous clone detach
 requires_grad_ alias lift_fresh_copy _to_copy zeros_like ones_like full_like empty_like
-""".split()
+"""
 
 _OPS = {"truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub"}
 _OPS |= {"negative": "neg", "absolute": "abs", "clip": "clamp", "_to_copy": "to", "log_sigmoid": "logsigmoid"}
 
 
-@rule(*_NAMES)
+@rule(*_NAMES.split())
 def elementwise(site: Site, *args: Any, **kwargs: Any) -> Any:
     """Describe a function of single elements; with two or more values it is a join."""
-    target = site.step.target
+    target = plain(site.step.target)
     values = distinct((args, kwargs))
     if not values:
         return _plain(site, target, args, kwargs)
@@ -124,48 +122,3 @@ def prelu(site: Site, input: Value, weight: Value) -> Value:
 def rrelu(site: Site, *args: Any, **kwargs: Any) -> Value:
     """Leave random slopes to a whole layer."""
     raise Opaque("rrelu draws random slopes")
-
-
-_PER = {"dropout": "element", "dropout1d": "channel", "dropout2d": "channel", "dropout3d": "channel"}
-_PER |= {"feature_dropout": "channel"}
-
-
-@rule(*_PER)
-def dropout(site: Site, input: Value, p: float = 0.5, training: bool = True, inplace: bool = False) -> Value:
-    """Describe dropout; in evaluation it is the identity."""
-    return _dropout(site, input, p, training, _PER[name_of(site.step.target)])
-
-
-@rule("aten.dropout", "aten.feature_dropout")
-def aten_dropout(site: Site, input: Value, p: float, train: bool) -> Value:
-    """Describe aten's dropout."""
-    return _dropout(site, input, p, train, "channel" if "feature" in str(site.step.target) else "element")
-
-
-def _dropout(site: Site, input: Value, p: float, training: bool, per: str) -> Value:
-    reads = [("input", input, same(input.ndim))]
-    if not training or p == 0.0:
-        identity = functional.identity
-        return site.emit(identity, (input,), {}, kind=Kind.ELEMENTWISE, op="identity", reads=reads)
-    target = F.dropout
-    if per == "channel":
-        target = {3: F.dropout1d, 4: F.dropout2d, 5: F.dropout3d}.get(input.ndim, F.dropout2d)
-    return site.emit(
-        target,
-        (input, p, True),
-        {},
-        kind=Kind.DROPOUT,
-        op="dropout",
-        reads=reads,
-        attributes={"p": p, "per": per},
-    )
-
-
-@rule("alpha_dropout", "feature_alpha_dropout")
-def alpha_dropout(
-    site: Site, input: Value, p: float = 0.5, training: bool = False, inplace: Any = 0
-) -> Value:
-    """Leave alpha dropout to a whole layer; in evaluation it is the identity."""
-    if training:
-        raise Opaque("alpha dropout draws its own mask")
-    return _dropout(site, input, p, False, "element")

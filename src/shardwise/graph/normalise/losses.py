@@ -138,7 +138,7 @@ def binary_cross_entropy(
 ) -> Value:
     """Describe binary cross-entropy on probabilities."""
     settings = {"reduction": _reduction(reduction, size_average, reduce)}
-    return _loss(site, "bce", {"input": input, "target": target, "weight": weight}, settings)
+    return _loss(site, "binary_cross_entropy", {"input": input, "target": target, "weight": weight}, settings)
 
 
 @rule("binary_cross_entropy_with_logits")
@@ -155,7 +155,7 @@ def bce_with_logits(
     """Describe binary cross-entropy on logits."""
     settings = {"reduction": _reduction(reduction, size_average, reduce)}
     tensors = {"input": input, "target": target, "weight": weight, "pos_weight": pos_weight}
-    return _loss(site, "bce_with_logits", tensors, settings)
+    return _loss(site, "binary_cross_entropy_with_logits", tensors, settings)
 
 
 @rule("kl_div")

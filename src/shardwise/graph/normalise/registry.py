@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from shardwise.graph.errors import Opaque
 from shardwise.graph.site import Site
 
 Rule = Callable[..., Any]
+Function = TypeVar("Function", bound=Rule)
 _RULES: dict[str, Rule] = {}
 # The same argument under numpy's and under aten's name.
 _SYNONYMS = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[Function], Function]:
     """Register a rule for functions by their name."""
 
-    def register(function: Rule) -> Rule:
+    def register(function: Function) -> Function:
         for name in names:
             if name in _RULES:
                 raise ValueError(f"two rules for {name!r}: {_RULES[name].__name__} and {function.__name__}")

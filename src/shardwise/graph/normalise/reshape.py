@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from shardwise.geometry.access import WHOLE, Axis, same
 from shardwise.geometry.padding import Padded
-from shardwise.geometry.parts import Part, Scaled
+from shardwise.geometry.parts import Scaled
 from shardwise.graph import functional
 from shardwise.graph.errors import Opaque
 from shardwise.graph.fake import Value

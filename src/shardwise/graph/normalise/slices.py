@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -154,7 +155,7 @@ def tensor_split(site: Site, input: Value, indices_or_sections: Any, dim: int = 
     if isinstance(cuts, Value):
         raise Opaque("tensor_split at positions in a tensor")
     bounds = [0, *(min(n, c) for c in cuts), n]
-    return pieces(site, input, dim, [b - a for a, b in zip(bounds, bounds[1:], strict=False)])
+    return pieces(site, input, dim, [b - a for a, b in itertools.pairwise(bounds)])
 
 
 @rule("unbind", "unbind_copy")

@@ -1,0 +1,130 @@
+"""Which splits each layer allows, and how much of the work that covers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwise.graph.graph import Graph
+from shardwise.graph.layer import Kind, Layer, Operand, Source
+
+SPLITS = ("tile", "batch", "filter", "channel")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCoverage:
+    """Which of the splits a layer allows; `reason` says why not, for layers that run whole."""
+
+    name: str
+    kind: Kind
+    op: str
+    splits: frozenset[str]
+    flops: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Which splits a network allows, layer by layer."""
+
+    layers: tuple[LayerCoverage, ...]
+
+    @property
+    def opaque(self) -> tuple[str, ...]:
+        """Return the names of the layers that run whole because nothing finer is known."""
+        return tuple(layer.name for layer in self.layers if layer.kind is Kind.OTHER)
+
+    @property
+    def known_flops(self) -> float:
+        """Return the share of the flops in layers of known kinds."""
+        total = sum(layer.flops for layer in self.layers)
+        known = sum(layer.flops for layer in self.layers if layer.kind is not Kind.OTHER)
+        return known / total if total else 1.0
+
+    def share(self, split: str) -> float:
+        """Return the share of the flops in layers that allow a split."""
+        total = sum(layer.flops for layer in self.layers)
+        return sum(layer.flops for layer in self.layers if split in layer.splits) / total if total else 1.0
+
+    def __str__(self) -> str:
+        from shardwise.graph.table import coverage_table
+
+        return coverage_table(self)
+
+
+def coverage(graph: Graph) -> Coverage:
+    """Say for each layer which splits are possible, and why not."""
+    return Coverage(tuple(_layer(layer) for layer in graph if layer.kind is not Kind.INPUT))
+
+
+def _layer(layer: Layer) -> LayerCoverage:
+    tests = {"tile": _tile, "batch": _batch, "filter": _filter, "channel": _channel}
+    allowed = frozenset(name for name, test in tests.items() if test(layer))
+    return LayerCoverage(
+        layer.name, layer.kind, layer.op, allowed, layer.forward_flops, _reason(layer, allowed)
+    )
+
+
+def _reason(layer: Layer, allowed: frozenset[str]) -> str:
+    if layer.reason:
+        return layer.reason
+    if "tile" in allowed or not any(len(o.spec.shape) > 2 for o in _values(layer)):
+        return ""
+    return "reads all pixels for every output"
+
+
+def _values(layer: Layer) -> list[Operand]:
+    return [o for o in layer.operands if o.origin is Source.VALUE]
+
+
+def _cut(layer: Layer, dim: int) -> bool:
+    """Tell whether a dimension of the output can be cut: some value that it is made from is cut with it."""
+    return any(axis.out == dim for operand in _values(layer) for axis in operand.access)
+
+
+def _summed(layer: Layer, dim: int) -> bool:
+    return any((0, dim) in group for group in layer.contracts)
+
+
+def _tile(layer: Layer) -> bool:
+    """Tiles cut the pixels of an output, or the pixels that are summed up."""
+    if layer.kind is Kind.LOSS:
+        return any(len(o.spec.shape) > 2 for o in _values(layer))
+    if layer.kind is Kind.OTHER or layer.op in ("layer_norm", "matmul", "einsum", "linear"):
+        return False
+    ndim = len(layer.shape)
+    if (
+        ndim > 2
+        and all(_cut(layer, d) for d in range(2, ndim) if layer.shape[d] > 1)
+        and max(layer.shape[2:]) > 1
+    ):
+        return True
+    values = _values(layer)
+    return bool(values) and len(values[0].spec.shape) > 2 and _summed(layer, 2)
+
+
+def _batch(layer: Layer) -> bool:
+    """Batch shards cut dimension 0 of every value that has the batch."""
+    if layer.kind is Kind.LOSS:
+        return True
+    shapes = [o.spec.shape for o in _values(layer)]
+    if any(len(made.shape) == 0 for made in layer.outputs):
+        return _summed(layer, 0)
+    return bool(shapes) and _cut(layer, 0)
+
+
+def _filter(layer: Layer) -> bool:
+    """Filter parallelism cuts the output channels, together with the weights that make them."""
+    if layer.kind in (Kind.CONVOLUTION, Kind.TRANSPOSED, Kind.LINEAR):
+        weight = layer.operand("weight")
+        return weight is not None and any(axis.out is not None for axis in weight.access)
+    if layer.kind is Kind.OTHER or len(layer.outputs) != 1 or len(layer.shape) < 2:
+        return False
+    return _cut(layer, 1) and layer.op not in ("layer_norm", "matmul")
+
+
+def _channel(layer: Layer) -> bool:
+    """Channel parallelism cuts the input channels and sums the results."""
+    weight = layer.operand("weight")
+    if layer.kind not in (Kind.CONVOLUTION, Kind.TRANSPOSED, Kind.LINEAR) or weight is None:
+        return False
+    return any(len(group) > 1 for group in layer.contracts)
