@@ -2,6 +2,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
+
+# A busy machine may take its time over a single example.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -275,8 +275,8 @@ class AdaptiveAverage(Separable):
 class Interpolation(Separable):
     """Torch's interpolation as a whole; in parts by the geometry's taps.
 
-    In several dimensions torch's kernels disagree about ties of the nearest pixel, depending on sizes and
-    memory formats; there the indices are torch's own, and what is tested is that they are held.
+    Torch's kernels disagree about ties of the nearest pixel, depending on sizes, memory formats and
+    processors; there the indices are torch's own, and what is tested is that they are held.
     """
 
     def __init__(self, maps: Sequence[Resize]) -> None:
@@ -300,7 +300,7 @@ class Interpolation(Separable):
     def whole(self, x: Array) -> Array:
         dims = len(self.maps)
         self.extent = x.shape[x.ndim - dims :]
-        if dims > 1 and self.maps[0].mode.startswith("nearest"):
+        if self.maps[0].mode.startswith("nearest"):
             for dim, n in enumerate(self.extent):
                 line = np.arange(n, dtype=float).reshape([-1] + [1] * (dims - dim - 1))
                 grid = self.interpolate(np.broadcast_to(line, x.shape).copy())
@@ -349,7 +349,7 @@ class Grouped(Separable):
 
     def __init__(self, maps: Sequence[Groups], rng: np.random.Generator) -> None:
         self.maps = tuple(maps)
-        self.weight = rng.standard_normal((128, 128))
+        self.weight = rng.standard_normal((72, 24))
 
     def matrix(self, m: Groups, n: int) -> Array:  # type: ignore[override]
         result = np.zeros((n // m.inputs * m.outputs, n))

@@ -230,6 +230,8 @@ def test_missing_inputs_and_unknown_modes_are_refused() -> None:
         local(Window(3, 1, 1, 1), 0, 4, 8, (0, 4))
     with pytest.raises(ValueError, match="mode 'area' is unknown"):
         Resize(4, "area")
+    with pytest.raises(ValueError, match="computed in float32 or float64, not in float16"):
+        Resize(4, "linear").taps(0, 4, 2, "float16")
     with pytest.raises(ValueError, match="padding mode 'mirror' is unknown"):
         sources(-1, 3, 3, "mirror")
     with pytest.raises(ValueError, match="at least two pixels"):

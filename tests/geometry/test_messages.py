@@ -1,5 +1,8 @@
 """Applying the messages between two layouts reconstructs slices, sums and partitions; reversed, adjoints."""
 
+import random
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,28 +11,37 @@ from hypothesis import strategies as st
 from shardwise.geometry import Box, Layout, Message, messages, tiles, whole
 
 Tensors = dict[int, np.ndarray]
+Drawn = tuple[Layout, Layout, np.random.Generator]
+
+SEEDS = st.integers(0, 2**32)
+MANY = settings(max_examples=30, deadline=None)
 
 
-@st.composite
-def layouts(draw: st.DrawFn, shape: tuple[int, ...], covering: bool, pool: int = 7) -> Layout:
-    """Draw overlapping and empty boxes on some of the ranks; a covering one starts from a partition."""
-    count = draw(st.integers(1, 5))
-    ranks = draw(st.permutations(range(pool)))[:count]
-    spans = [st.tuples(st.integers(0, n), st.integers(0, n)).map(sorted) for n in shape]
-    boxes = [Box.of([(lo, hi) for lo, hi in draw(st.tuples(*spans))]) for _ in ranks]
+def span(rng: random.Random, n: int) -> tuple[int, int]:
+    lo, hi = sorted((rng.randint(0, n), rng.randint(0, n)))
+    return (lo, hi)
+
+
+def layout(rng: random.Random, shape: tuple[int, ...], covering: bool) -> Layout:
+    """Draw overlapping and empty boxes on some of seven ranks; a covering layout starts from a partition."""
+    ranks = rng.sample(range(7), rng.randint(1, 5))
+    boxes = [Box.of(span(rng, n) for n in shape) for _ in ranks]
     if covering:
-        dim = draw(st.integers(0, len(shape) - 1))
-        inner = sorted(draw(st.lists(st.integers(0, shape[dim]), min_size=count - 1, max_size=count - 1)))
+        dim = rng.randrange(len(shape))
+        inner = sorted(rng.randint(0, shape[dim]) for _ in ranks[1:])
         bounds = [0, *inner, shape[dim]]
-        base = [Box.whole(shape).replace(dim, (bounds[i], bounds[i + 1])) for i in range(count)]
-        grown = draw(st.lists(st.booleans(), min_size=count, max_size=count))
-        boxes = [b.hull(extra) if g else b for b, extra, g in zip(base, boxes, grown, strict=True)]
+        base = [Box.whole(shape).replace(dim, (bounds[i], bounds[i + 1])) for i in range(len(ranks))]
+        boxes = [b.hull(x) if rng.random() < 0.5 else b for b, x in zip(base, boxes, strict=True)]
     return Layout(shape, tuple(boxes), tuple(ranks))
 
 
-SHAPES = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple)
-PAIRS = SHAPES.flatmap(lambda s: st.tuples(layouts(s, True), layouts(s, False), st.integers(0, 2**32)))
-COVERED = SHAPES.flatmap(lambda s: st.tuples(layouts(s, True), layouts(s, True), st.integers(0, 2**32)))
+def pairs(seed: int, covering: bool, count: int = 40) -> Iterator[Drawn]:
+    """Draw sources that hold everything and targets that want anything, or everything if `covering`."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        shape = tuple(rng.randint(1, 6) for _ in range(rng.randint(1, 3)))
+        generator = np.random.default_rng(rng.getrandbits(32))
+        yield layout(rng, shape, True), layout(rng, shape, covering), generator
 
 
 def apply(plan: tuple[Message, ...], src: Layout, dst: Layout, x: Tensors) -> Tensors:
@@ -64,79 +76,77 @@ def dot(a: Tensors, b: Tensors) -> float:
     return sum(float((a[rank] * b[rank]).sum()) for rank in a)
 
 
-MANY = settings(max_examples=250, deadline=None)
+@MANY
+@given(SEEDS)
+def test_whole_to_whole_delivers_the_slices(seed: int) -> None:
+    for src, dst, generator in pairs(seed, covering=False):
+        x = generator.standard_normal(src.shape)
+        plan = messages(src, dst)
+        made = apply(plan, src, dst, pieces(src, x))
+        for rank, expected in pieces(dst, x).items():
+            assert np.array_equal(made[rank], expected)
+        # Each element arrives once, and from the rank itself wherever it already holds it.
+        for rank, box in zip(dst.ranks, dst.boxes, strict=True):
+            sent = sum(m.box.size for m in plan if m.target == rank and m.source != rank)
+            assert sent == box.size - box.intersect(src.box(rank)).size
 
 
 @MANY
-@given(PAIRS)
-def test_whole_to_whole_delivers_the_slices(drawn: tuple[Layout, Layout, int]) -> None:
-    src, dst, seed = drawn
-    x = np.random.default_rng(seed).standard_normal(src.shape)
-    plan = messages(src, dst)
-    made = apply(plan, src, dst, pieces(src, x))
-    for rank, expected in pieces(dst, x).items():
-        np.testing.assert_array_equal(made[rank], expected)
-    # Each element arrives once, and from the rank itself wherever it already holds it.
-    for rank, box in zip(dst.ranks, dst.boxes, strict=True):
-        sent = sum(m.box.size for m in plan if m.target == rank and m.source != rank)
-        assert sent == box.size - box.intersect(src.box(rank)).size
+@given(SEEDS)
+def test_partial_to_whole_delivers_the_sums(seed: int) -> None:
+    for whole_src, dst, generator in pairs(seed, covering=False):
+        src = whole_src.as_partial()
+        parts = summands(src, generator)
+        made = apply(messages(src, dst), src, dst, parts)
+        for rank, expected in pieces(dst, total(src, parts)).items():
+            assert np.allclose(made[rank], expected, rtol=0, atol=1e-12)
 
 
 @MANY
-@given(PAIRS)
-def test_partial_to_whole_delivers_the_sums(drawn: tuple[Layout, Layout, int]) -> None:
-    src, dst, seed = drawn
-    src = src.as_partial()
-    parts = summands(src, np.random.default_rng(seed))
-    made = apply(messages(src, dst), src, dst, parts)
-    for rank, expected in pieces(dst, total(src, parts)).items():
-        np.testing.assert_allclose(made[rank], expected, atol=1e-12)
+@given(SEEDS)
+def test_whole_to_partial_gives_each_element_to_exactly_one_rank(seed: int) -> None:
+    for src, whole_dst, generator in pairs(seed, covering=True):
+        dst = whole_dst.as_partial()
+        x = generator.standard_normal(src.shape)
+        made = apply(messages(src, dst), src, dst, pieces(src, x))
+        assert np.array_equal(total(dst, made), x)
+        copies = np.zeros(src.shape, dtype=int)
+        for m in messages(src, dst):
+            copies[m.box.slices()] += 1
+        assert (copies == 1).all()
 
 
 @MANY
-@given(COVERED)
-def test_whole_to_partial_gives_each_element_to_exactly_one_rank(drawn: tuple[Layout, Layout, int]) -> None:
-    src, dst, seed = drawn
-    dst = dst.as_partial()
-    x = np.random.default_rng(seed).standard_normal(src.shape)
-    made = apply(messages(src, dst), src, dst, pieces(src, x))
-    np.testing.assert_array_equal(total(dst, made), x)
-    copies = np.zeros(src.shape, dtype=int)
-    for m in messages(src, dst):
-        copies[m.box.slices()] += 1
-    assert (copies == 1).all()
+@given(SEEDS)
+def test_whole_to_partial_moves_nothing_that_can_stay(seed: int) -> None:
+    for src, dst, _ in pairs(seed, covering=True):
+        stays = np.zeros(src.shape, dtype=bool)
+        for rank in set(src.ranks) & set(dst.ranks):
+            stays[src.box(rank).intersect(dst.box(rank)).slices()] = True
+        moved = sum(m.box.size for m in messages(src, dst.as_partial()) if m.source != m.target)
+        assert moved == stays.size - stays.sum()
 
 
 @MANY
-@given(COVERED)
-def test_whole_to_partial_moves_nothing_that_can_stay(drawn: tuple[Layout, Layout, int]) -> None:
-    src, dst, _ = drawn
-    stays = np.zeros(src.shape, dtype=bool)
-    for rank in set(src.ranks) & set(dst.ranks):
-        stays[src.box(rank).intersect(dst.box(rank)).slices()] = True
-    moved = sum(m.box.size for m in messages(src, dst.as_partial()) if m.source != m.target)
-    assert moved == stays.size - stays.sum()
+@given(SEEDS)
+def test_partial_to_partial_keeps_the_sum(seed: int) -> None:
+    for whole_src, whole_dst, generator in pairs(seed, covering=True):
+        src, dst = whole_src.as_partial(), whole_dst.as_partial()
+        parts = summands(src, generator)
+        made = apply(messages(src, dst), src, dst, parts)
+        assert np.allclose(total(dst, made), total(src, parts), rtol=0, atol=1e-12)
 
 
 @MANY
-@given(COVERED)
-def test_partial_to_partial_keeps_the_sum(drawn: tuple[Layout, Layout, int]) -> None:
-    src, dst, seed = (drawn[0].as_partial(), drawn[1].as_partial(), drawn[2])
-    parts = summands(src, np.random.default_rng(seed))
-    made = apply(messages(src, dst), src, dst, parts)
-    np.testing.assert_allclose(total(dst, made), total(src, parts), atol=1e-12)
-
-
-@MANY
-@given(COVERED, st.booleans(), st.booleans())
-def test_the_reversed_list_is_the_adjoint(drawn: tuple[Layout, Layout, int], p: bool, q: bool) -> None:
-    src, dst, seed = (drawn[0].as_partial(p), drawn[1].as_partial(q), drawn[2])
-    rng = np.random.default_rng(seed)
-    x, y = summands(src, rng), summands(dst, rng)
-    plan = messages(src, dst)
-    forward = dot(apply(plan, src, dst, x), y)
-    backward = dot(x, apply(reverse(plan), dst, src, y))
-    assert forward == pytest.approx(backward, abs=1e-9)
+@given(SEEDS, st.booleans(), st.booleans())
+def test_the_reversed_list_is_the_adjoint(seed: int, p: bool, q: bool) -> None:
+    for whole_src, whole_dst, generator in pairs(seed, covering=True):
+        src, dst = whole_src.as_partial(p), whole_dst.as_partial(q)
+        x, y = summands(src, generator), summands(dst, generator)
+        plan = messages(src, dst)
+        forward = dot(apply(plan, src, dst, x), y)
+        backward = dot(x, apply(reverse(plan), dst, src, y))
+        assert forward == pytest.approx(backward, abs=1e-9)
 
 
 def test_messages_of_a_halo_reach_over_small_neighbours() -> None:

@@ -95,6 +95,8 @@ class Resize:
         Args:
             dtype: precision of the coordinates; halves are computed as "float32".
         """
+        if dtype not in _WIDER:
+            raise ValueError(f"Resize: coordinates are computed in {' or '.join(_WIDER)}, not in {dtype}")
         o = np.arange(a, b)
         real = np.dtype(dtype).type
         if self.mode.startswith("nearest"):
