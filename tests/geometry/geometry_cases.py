@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import geometry_brute as brute
+import geometry_separable as separable
 import numpy as np
 
 from shardwise.geometry import (
@@ -126,12 +127,12 @@ KINDS: dict[str, Maker] = {
     "average_pool": lambda r, g, e: brute.AveragePool(
         _make(r, pool, e, small=_small(e), dilated=False), g, r.random() < 0.5
     ),
-    "adaptive_pool": lambda r, g, e: brute.AdaptiveAverage([Adaptive(r.randint(1, n + 2)) for n in e]),
-    "resize": lambda r, g, e: brute.Interpolation(resizes(r, e)),
+    "adaptive_pool": lambda r, g, e: separable.AdaptiveAverage([Adaptive(r.randint(1, n + 2)) for n in e]),
+    "resize": lambda r, g, e: separable.Interpolation(resizes(r, e)),
     "pad": lambda r, g, e: brute.Pad(_make(r, padded, e), r.choice((0.0, 1.5))),
     "part": lambda r, g, e: brute.Slice(_make(r, part, e)),
-    "groups": lambda r, g, e: brute.Grouped([Groups(_divisor(r, n), r.randint(1, 3)) for n in e], g),
-    "shuffle": lambda r, g, e: brute.Shuffle([_scaled(r, n) for n in e]),
+    "groups": lambda r, g, e: separable.Grouped([Groups(_divisor(r, n), r.randint(1, 3)) for n in e], g),
+    "shuffle": lambda r, g, e: separable.Shuffle([_scaled(r, n) for n in e]),
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import geometry_brute as brute
+import geometry_separable as separable
 import numpy as np
 from geometry_cases import close, cuts, padded, part, pool, transposed, window
 
@@ -105,12 +106,12 @@ def grow(net: Net, generator: np.random.Generator, length: int) -> None:
                 # A U-Net's skip: bring the older value to this size, whatever it was.
                 sizes = zip(net.shape(older), extent, strict=True)
                 maps_ = [Resize(m, "linear", False, None) for _, m in sizes]
-                older = net.add([older], [brute.Interpolation(maps_)])
+                older = net.add([older], [separable.Interpolation(maps_)])
             last = net.add([last, older], [Elementwise(dims), Elementwise(dims)])
         else:
             layers: list[brute.Layer] = [
                 brute.TransposedConvolution([transposed(rng, n, small=True) for n in extent], generator),
-                brute.Interpolation([Resize(2 * n, "nearest", False, None) for n in extent]),
+                separable.Interpolation([Resize(2 * n, "nearest", False, None) for n in extent]),
                 brute.Slice([part(rng, n) for n in extent]),
                 brute.Pad([padded(rng, n) for n in extent], 0.0),
                 brute.Pad([Padded(1, 1, "replicate") for n in extent], 0.0),
