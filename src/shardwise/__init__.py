@@ -1,1 +1,55 @@
 """Predict, choose and run the best split of a convolutional network over a cluster."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwise import zoo
+    from shardwise.fit import Trainer
+    from shardwise.geometry import Box, Layout
+    from shardwise.graph import Graph, capture
+    from shardwise.plan import Plan, PlanError
+    from shardwise.runtime.differentiable import regrid
+    from shardwise.runtime.session import finalize, init
+
+# Public name -> the module that defines it. Imported on first use, so that `import shardwise` is quick.
+_HOMES = {
+    "Box": "shardwise.geometry",
+    "Graph": "shardwise.graph",
+    "Layout": "shardwise.geometry",
+    "Plan": "shardwise.plan",
+    "PlanError": "shardwise.plan",
+    "Trainer": "shardwise.fit",
+    "capture": "shardwise.graph",
+    "finalize": "shardwise.runtime.session",
+    "init": "shardwise.runtime.session",
+    "regrid": "shardwise.runtime.differentiable",
+    "zoo": "shardwise.zoo",
+}
+
+__all__ = [
+    "Box",
+    "Graph",
+    "Layout",
+    "Plan",
+    "PlanError",
+    "Trainer",
+    "capture",
+    "finalize",
+    "init",
+    "regrid",
+    "zoo",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shardwise' has no attribute {name!r}")
+    module = importlib.import_module(_HOMES[name])
+    return module if name == "zoo" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
