@@ -149,7 +149,11 @@ class Heartbeat:
             return
         peers = self._look(now)
         waited = now - wait.since
-        found = judge(self.rank, wait.ranks, waited, peers, self.timeout_seconds)
+        ranks = wait.ranks
+        if self._left:
+            # Whoever leaves waits only for those that have not left yet.
+            ranks = tuple(rank for rank in ranks if rank in peers and peers[rank].state is not State.LEFT)
+        found = judge(self.rank, ranks, waited, peers, self.timeout_seconds)
         if wait is not self._wait:
             return
         if found.fatal:

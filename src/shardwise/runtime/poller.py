@@ -63,6 +63,7 @@ _CONTENDED_SECONDS = 100e-6
 # A wait that lasts this long is published, so that other ranks see who waits for whom.
 _PUBLISH_SECONDS = 0.25
 _TESTS_PER_CLOCK = 8
+_ADOPTED_BEFORE_PRUNING = 16
 
 
 def cores() -> int:
@@ -166,7 +167,14 @@ class Poller:
 
     def adopt(self, request: Request, buffers: object) -> None:
         """Keep a request that nobody will wait for, and its buffers, until it is complete."""
+        if len(self._adopted) >= _ADOPTED_BEFORE_PRUNING:
+            self.progress()
         self._adopted.append((request, buffers))
+
+    def drain(self, deadline_seconds: float, what: object) -> None:
+        """Wait for everything that was adopted."""
+        adopted, self._adopted = self._adopted, []
+        self.wait_all([request for request, _ in adopted], deadline_seconds, what)
 
     def progress(self) -> None:
         """Let outstanding messages advance; to be called between computations."""

@@ -119,9 +119,8 @@ def finalize() -> None:
     if heartbeat is not None:
         heartbeat.leave()
     if session.owns_group and dist.is_initialized():
-        if session.size > 1:
-            dist.barrier()
         if heartbeat is not None:
+            _leave_together(session, heartbeat)
             heartbeat.stop()
         dist.destroy_process_group()
     if session.backend == mpi.BACKEND:
@@ -131,6 +130,17 @@ def finalize() -> None:
             poller.bell.close()
             poller.bell = None
     restore_hook()
+
+
+def _leave_together(session: Session, heartbeat: Heartbeat) -> None:
+    """Wait until every rank is done, so that nobody's messages or store vanish under another."""
+    what = f"rank {session.rank}: leaving the job"
+    if session.backend == mpi.BACKEND:
+        mpi.poller().drain(_OPERATION_LIMIT.total_seconds(), what)
+        dist.barrier()
+        return
+    with heartbeat.waiting((), what):
+        dist.barrier()
 
 
 def current() -> Session:

@@ -1,0 +1,72 @@
+"""Heartbeats in one process: what ranks publish is enough to judge each other's waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from torch.distributed import HashStore
+
+from shardwise.runtime.heartbeat import Heartbeat
+
+TIMEOUT = 0.8
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Heartbeat, Heartbeat]]:
+    store = HashStore()
+    made = Heartbeat(0, 2, TIMEOUT, store), Heartbeat(1, 2, TIMEOUT, store)
+    yield made
+    for heartbeat in made:
+        heartbeat.stop()
+
+
+def within(seconds: float, check: Callable[[], bool], each: Callable[[], object] = lambda: None) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if check():
+            return True
+        each()
+        time.sleep(0.02)
+    return False
+
+
+def test_a_wait_for_a_rank_that_acts_is_never_given_up(pair: tuple[Heartbeat, Heartbeat]) -> None:
+    first, second = pair
+    first.begin_wait((1,), "recv")
+    assert not within(3 * TIMEOUT, lambda: first.verdict() is not None, each=lambda: second.beat("layer 3"))
+
+
+def test_two_ranks_that_wait_for_each_other_are_told(pair: tuple[Heartbeat, Heartbeat]) -> None:
+    first, second = pair
+    first.begin_wait((1,), "recv from 1")
+    second.begin_wait((0,), "recv from 0")
+    assert within(10, lambda: first.verdict() is not None)
+    assert "recv from 0" in str(first.verdict())
+
+
+def test_a_rank_that_left_is_named(pair: tuple[Heartbeat, Heartbeat]) -> None:
+    first, second = pair
+    second.leave()
+    first.begin_wait((1,), "recv")
+    assert within(10, lambda: first.verdict() is not None)
+    assert first.verdict() == "rank 1 has already left the job"
+
+
+def test_ranks_that_leave_do_not_blame_those_who_left_before(pair: tuple[Heartbeat, Heartbeat]) -> None:
+    first, second = pair
+    second.leave()
+    first.leave()
+    first.begin_wait((1,), "leaving")
+    assert not within(3 * TIMEOUT, lambda: first.verdict() is not None)
+
+
+def test_the_end_of_a_wait_clears_its_verdict(pair: tuple[Heartbeat, Heartbeat]) -> None:
+    first, second = pair
+    second.leave()
+    first.begin_wait((1,), "recv")
+    assert within(10, lambda: first.verdict() is not None)
+    first.end_wait()
+    first.begin_wait((1,), "again")
+    assert first.verdict() is None

@@ -1,0 +1,103 @@
+"""`shardwise run` and `shardwise doctor`: output, codes, refusals and what is found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shardwise.cli import app
+from shardwise.runtime import launch
+from shardwise.runtime.mpi.mpiexec import Mpiexec
+from shardwise.runtime.poller import cores
+
+SCRIPT = """
+import os, sys
+print("rank", os.environ.get("PMI_RANK", os.environ.get("RANK")), "args", sys.argv[1:])
+print("to stderr", file=sys.stderr)
+print("threads", os.environ["OMP_NUM_THREADS"], __name__)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def run(tmp_path: Path, *options: str, code: str = "0") -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "shardwise.cli", "run", *options, str(script), "--flag", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("launcher", launch.LAUNCHERS)
+def test_output_carries_ranks_and_arguments_reach_the_script(
+    tmp_path: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    found = run(tmp_path, "-n", "2", "--launcher", launcher, "--json")
+    assert found.returncode == 0, found.stderr
+    *lines, last = found.stdout.splitlines()
+    for rank in range(2):
+        assert f"[{rank}] rank {rank} args ['--flag', '0']" in lines
+        assert f"[{rank}] threads {max(1, cores() // 2)} __main__" in lines
+        assert f"[{rank}] to stderr" in found.stderr.splitlines()
+    assert json.loads(last)["launcher"] == launcher
+    assert json.loads(last)["code"] == 0
+
+
+def test_the_scripts_exit_code_is_the_commands(tmp_path: Path) -> None:
+    found = run(tmp_path, "-n", "2", code="5")
+    assert found.returncode == 5
+    assert "exits with code 5" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "-n", "2", "absent.py"], "absent.py"),
+        (["run", "-n", "0", __file__], "ranks: found 0"),
+        (["run", "-n", "2", "--launcher", "ssh", __file__], "launcher: found 'ssh'"),
+        (
+            ["run", "-n", "2", "--launcher", "torchrun", "--backend", "mpi4py", __file__],
+            "needs the launcher 'mpi'",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(arguments: list[str], message: str) -> None:
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code != 0
+    assert message in str(found.exception)
+
+
+def test_the_users_threads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    job = launch.Job(2, ("x.py",), "mpi", "gloo")
+    made = launch.environment(job, "address")
+    assert made["OMP_NUM_THREADS"] == "7"
+    assert made["SHARDWISE_BACKEND"] == "gloo"
+
+
+def test_open_mpi_is_told_that_root_and_oversubscription_are_fine() -> None:
+    command, extra = launch.mpi_command(Mpiexec("mpiexec", "Open MPI", "v5", ()), 4)
+    assert "--oversubscribe" in command
+    assert extra["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+    assert launch.mpi_command(Mpiexec("mpiexec", "MPICH", "v5", ()), 4) == (["mpiexec", "-n", "4"], {})
+
+
+def test_doctor_names_what_it_found() -> None:
+    found = CliRunner().invoke(app, ["doctor", "--no-ping", "--json"])
+    rows = {row["name"]: row for row in json.loads(found.stdout)}
+    assert rows["cores"]["value"] == str(cores())
+    assert "mpiexec" in rows["MPI"]["value"]
+    assert rows["launcher"]["value"] == "mpi"
+    assert found.exit_code == 0
+
+
+@pytest.mark.full
+def test_doctor_lets_two_ranks_talk_on_each_backend() -> None:
+    found = CliRunner().invoke(app, ["doctor", "--json"])
+    pings = [row for row in json.loads(found.stdout) if row["name"].startswith("ping")]
+    assert [row["name"] for row in pings] == ["ping mpi4py", "ping gloo"]
+    assert all("round trip" in row["value"] for row in pings)
