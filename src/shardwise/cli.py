@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from shardwise.commands import doctor, run
+from shardwise.commands import calibrate, doctor, run
 
 app = typer.Typer(
     name="shardwise",
@@ -21,6 +21,7 @@ _PASS_THROUGH = {"allow_interspersed_args": False, "ignore_unknown_options": Tru
 
 app.command("run", context_settings=_PASS_THROUGH)(run.command)
 app.command("doctor")(doctor.command)
+app.command("calibrate")(calibrate.command)
 
 
 @app.callback()

@@ -1,0 +1,173 @@
+"""Measured kernel times, kept in a file per device, and what to answer for shapes that were not measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardwise.geometry.access import reach
+from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes, Task
+
+INTERPOLATED = "interpolated"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The times of one task, with their spreads, and what it computes and moves."""
+
+    op: str
+    seconds: Mapping[str, float]
+    spread: Mapping[str, float]
+    flops: Mapping[str, float]
+    nbytes: Mapping[str, float]
+
+
+def key_of(task: Task) -> str:
+    """Return a text that is equal for tasks that run the same kernel on the same local shapes."""
+    operands = task.layer.operands
+    shapes = []
+    for operand, held, want in zip(operands, task.held, task.wants, strict=True):
+        shape = "x".join(map(str, want.shape))
+        crop = "" if held == want else "/" + "x".join(map(str, held.shape))
+        shapes.append(f"{operand.role}:{operand.spec.dtype}[{shape}{crop}]")
+    settings = ",".join(f"{k}={_plain(v)}" for k, v in sorted(task.layer.attributes.items()))
+    out = "x".join(map(str, task.out.shape))
+    word = "shared " if task.shared else ""
+    return f"{word}{task.layer.op}({settings}) {' '.join(shapes)} -> [{out}]{_borders(task)}"
+
+
+def _borders(task: Task) -> str:
+    """Say where the output reaches over the border of the image, since padding is done differently there."""
+    if not task.layer.operands:
+        return ""
+    operand = task.layer.operands[0]
+    ranges = reach(operand.access, operand.spec.shape, task.out)
+    over = [(max(0, -lo), max(0, hi - n)) for (lo, hi), n in zip(ranges, operand.spec.shape, strict=True)]
+    return f" pads {over}" if any(a or b for a, b in over) else ""
+
+
+def _plain(value: Any) -> str:
+    return re.sub(r"\s+", "", repr(value))
+
+
+@dataclass
+class Profile:
+    """Answer from measurements; what was not measured is scaled from the nearest of the same operator.
+
+    Args:
+        device: name of what was measured.
+        threads: computing threads of a rank.
+        fallback: asked for operators that were never measured.
+        entries: measurements by key.
+    """
+
+    device: str
+    threads: int
+    fallback: KernelTimes
+    entries: dict[str, Measured] = field(default_factory=dict)
+    _by_op: dict[str, list[Measured]] = field(default_factory=dict, repr=False)
+    _keys: dict[Task, str] = field(default_factory=dict, repr=False)
+
+    def add(self, key: str, measured: Measured) -> None:
+        """Add a measurement."""
+        self.entries[key] = measured
+        self._by_op.setdefault(measured.op, []).append(measured)
+
+    def missing(self, tasks: Iterable[Task]) -> list[Task]:
+        """Return the distinct tasks that were not measured, largest first."""
+        found = {key_of(task): task for task in tasks if not task.out.empty}
+        absent = [task for key, task in found.items() if key not in self.entries]
+        return sorted(absent, key=lambda t: -_cost(t, Direction.FORWARD))
+
+    def seconds(self, task: Task, direction: Direction) -> Estimate:
+        """Return the measured time, else a scaled one, else the fallback's; the flag says which."""
+        if task.out.empty:
+            return Estimate(0.0)
+        entry = self.entries.get(key_of(task))
+        if entry is not None:
+            return Estimate(entry.seconds.get(direction, 0.0), entry.spread.get(direction, 0.0))
+        near = self._nearest(task, direction)
+        if near is None:
+            return self.fallback.seconds(task, direction)
+        ratio = _cost(task, direction) / _measured_cost(near, task, direction)
+        seconds = near.seconds[direction] * ratio
+        return Estimate(seconds, near.spread.get(direction, 0.0) * ratio + 0.1 * seconds, INTERPOLATED)
+
+    def _nearest(self, task: Task, direction: Direction) -> Measured | None:
+        wanted = _cost(task, direction)
+        known = [
+            m
+            for m in self._by_op.get(_op(task), ())
+            if m.seconds.get(direction, 0.0) > 0 and _measured_cost(m, task, direction) > 0
+        ]
+        if not known or not wanted:
+            return None
+        return min(known, key=lambda m: abs(math.log(_measured_cost(m, task, direction) / wanted)))
+
+    def fields(self) -> tuple[str, ...]:
+        """Return the machine's fields that answers of the fallback came from."""
+        return tuple(self.fallback.fields())
+
+    def save(self, path: Path) -> None:
+        """Write all measurements, in one move so that no reader sees half a file."""
+        entries = {
+            key: [m.op, dict(m.seconds), dict(m.spread), dict(m.flops), dict(m.nbytes)]
+            for key, m in self.entries.items()
+        }
+        content = {"version": _VERSION, "device": self.device, "threads": self.threads, "entries": entries}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f"{path.name}.{os.getpid()}")
+        scratch.write_text(json.dumps(content))
+        scratch.replace(path)
+
+    @staticmethod
+    def load(path: Path, device: str, threads: int, fallback: KernelTimes) -> Profile:
+        """Read the measurements of a device; an empty profile if there are none."""
+        profile = Profile(device, threads, fallback)
+        if not path.is_file():
+            return profile
+        content = json.loads(path.read_text())
+        same = (content.get("version"), content.get("device"), content.get("threads"))
+        if same == (_VERSION, device, threads):
+            for key, values in content["entries"].items():
+                profile.add(key, Measured(*values))
+        return profile
+
+
+def measured(task: Task, seconds: Mapping[str, float], spread: Mapping[str, float]) -> Measured:
+    """Put the times of a task together with its sizes, for later scaling."""
+    flops = {d.value: task.flops(d) for d in Direction}
+    nbytes = {d.value: float(task.nbytes(d)) for d in Direction}
+    return Measured(_op(task), seconds, spread, flops, nbytes)
+
+
+def cache_path(device: str, threads: int) -> Path:
+    """Return the file of a device's profile: in `SHARDWISE_CACHE`, else in the user's cache folder."""
+    folder = os.environ.get("SHARDWISE_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "shardwise"
+    digest = hashlib.sha256(f"{device}/{threads}".encode()).hexdigest()[:12]
+    return (Path(folder) if folder else base) / f"kernels-{digest}.json"
+
+
+def _op(task: Task) -> str:
+    return f"shared {task.layer.op}" if task.shared else task.layer.op
+
+
+def _cost(task: Task, direction: Direction) -> float:
+    """Return what the time of an operator grows with: operations if it has weights, else bytes."""
+    if task.layer.kind in WEIGHTED:
+        return task.flops(direction)
+    return float(task.nbytes(direction))
+
+
+def _measured_cost(entry: Measured, task: Task, direction: Direction) -> float:
+    source = entry.flops if task.layer.kind in WEIGHTED else entry.nbytes
+    return source.get(direction, 0.0)

@@ -1,0 +1,177 @@
+"""Time what one rank does alone, while all cores of the node do the same."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from shardwise.machine import Curve, Device
+from shardwise.runtime.calibrate.clock import repeat
+from shardwise.runtime.calibrate.job import measure
+from shardwise.runtime.doctor import memory_bytes
+from shardwise.runtime.poller import cores
+
+# (batch, channels, filters, side): from a few million to ten billion operations, as in real networks.
+_CONVOLUTIONS = ((1, 16, 16, 16), (2, 32, 32, 28), (2, 64, 64, 56), (4, 128, 128, 56), (8, 256, 256, 56))
+_LINEARS = ((4, 256, 256), (32, 1024, 1024), (128, 2048, 2048))
+_COPY_BYTES = 64 << 20
+
+
+def measure_device(ranks: int, seconds: float) -> Device:
+    """Return what one of `ranks` ranks of this node can do while the others are busy too."""
+    function = f"{__name__}:time_device"
+    found = measure(function, seconds, size=ranks, transport="gloo", seconds=seconds)
+    mean = {name: statistics.mean(r[name] for r in found) for name in found[0] if name != "curves"}
+    best = max(rate for r in found for points in r["curves"].values() for _, rate in points)
+    peaks = {"float32": max(mean["peak float32"], best), "float64": mean["peak float64"]}
+    curves = {
+        name: _curve([r["curves"][name] for r in found], peaks["float32"]) for name in found[0]["curves"]
+    }
+    return Device(
+        name=device_name(),
+        peak_flops=peaks,
+        memory_bytes=memory_bytes() / ranks,
+        memory_bandwidth=mean["memory_bandwidth"],
+        baseline_bytes=mean["baseline_bytes"],
+        overhead_forward_seconds=mean["overhead_forward_seconds"],
+        overhead_backward_seconds=mean["overhead_backward_seconds"],
+        efficiency=curves,
+        update_bytes_per_second=mean["update_bytes_per_second"],
+        threads=max(1, cores() // ranks),
+        host=True,
+    )
+
+
+def device_name() -> str:
+    """Return the processor's name as the system gives it, with the version of torch that drives it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0] if models else platform.processor() or platform.machine()}, torch {torch.__version__}"
+
+
+def _curve(ranks: list[list[tuple[float, float]]], peak: float) -> Curve:
+    """Turn operations per second over size into a fraction of the peak."""
+    points = []
+    for column in zip(*ranks, strict=True):
+        rate = statistics.mean(rate for _, rate in column)
+        points.append((column[0][0], min(1.0, rate / peak)))
+    return Curve(tuple(sorted(points)))
+
+
+def time_device(seconds: float) -> dict[str, Any]:
+    """Be one rank: time everything, each after a barrier so that the other ranks are busy too."""
+    share = seconds / (4 + len(_CONVOLUTIONS) + len(_LINEARS))
+    found: dict[str, Any] = {"baseline_bytes": resident_bytes()}
+    found["memory_bandwidth"] = _together(_copy_rate, share)
+    found["update_bytes_per_second"] = _together(_update_rate, share)
+    forward, backward = _overheads()
+    found["overhead_forward_seconds"], found["overhead_backward_seconds"] = forward, backward
+    for dtype in ("float32", "float64"):
+        found[f"peak {dtype}"] = _together(partial(_matrix_rate, dtype), share / 2)
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for sizes in _CONVOLUTIONS:
+        _add(curves, "convolution", *_together(partial(_convolution, sizes), share))
+    for rows in _LINEARS:
+        _add(curves, "linear", *_together(partial(_linear, rows), share))
+    found["curves"] = curves
+    return found
+
+
+def resident_bytes() -> float:
+    """Return the resident memory of this process."""
+    fields = Path("/proc/self/statm")
+    if not fields.is_file():
+        return 0.0
+    return float(int(fields.read_text().split()[1]) * 4096)
+
+
+def _together(run: Callable[[float], Any], seconds: float) -> Any:
+    if dist.is_initialized():
+        dist.barrier()
+    return run(seconds)
+
+
+def _copy_rate(seconds: float) -> float:
+    source, target = torch.ones(_COPY_BYTES // 4), torch.empty(_COPY_BYTES // 4)
+    return 2 * _COPY_BYTES / repeat(lambda: target.copy_(source), seconds)
+
+
+def _update_rate(seconds: float) -> float:
+    """Return bytes of parameters per second under SGD with momentum."""
+    parameters = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(8)]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+    return sum(p.nbytes for p in parameters) / repeat(optimizer.step, seconds)
+
+
+def _overheads() -> tuple[float, float]:
+    """Return the cost of one operator on almost no data, forwards and backwards."""
+    x = torch.ones(8, requires_grad=True)
+    count = 50
+
+    def chain() -> Tensor:
+        y = x
+        for _ in range(count):
+            y = torch.relu(y)
+        return y
+
+    there = repeat(chain, 0.2) / count
+    both = repeat(lambda: torch.autograd.grad(chain().sum(), x), 0.2) / count
+    return there, max(0.0, both - there)
+
+
+def _matrix_rate(dtype: str, seconds: float) -> float:
+    side = 768
+    a = torch.ones(side, side, dtype=getattr(torch, dtype))
+    return 2 * side**3 / repeat(lambda: a @ a, seconds)
+
+
+def _convolution(shape: tuple[int, ...], seconds: float) -> tuple[float, dict[str, float]]:
+    batch, channels, filters, side = shape
+    x, w = torch.rand(batch, channels, side, side), torch.rand(filters, channels, 3, 3)
+    flops = 2.0 * batch * filters * channels * 9 * side * side
+    return flops, _directions(lambda a, b: F.conv2d(a, b, padding=1), x, w, flops, seconds)
+
+
+def _linear(shape: tuple[int, ...], seconds: float) -> tuple[float, dict[str, float]]:
+    rows, channels, filters = shape
+    flops = 2.0 * rows * channels * filters
+    return flops, _directions(
+        F.linear, torch.rand(rows, channels), torch.rand(filters, channels), flops, seconds
+    )
+
+
+def _directions(
+    run: Callable[[Tensor, Tensor], Tensor], x: Tensor, w: Tensor, flops: float, seconds: float
+) -> dict[str, float]:
+    """Return operations per second of forward, input gradient and weight gradient."""
+    rates = {"": flops / repeat(lambda: run(x, w), seconds / 3)}
+    gradient = torch.ones_like(run(x, w))
+    for name, wanted in (("/backward_input", x), ("/backward_weight", w)):
+        wanted.requires_grad_(True)
+        out = run(x, w)
+
+        def backward(out: Tensor = out, wanted: Tensor = wanted) -> None:
+            torch.autograd.grad(out, wanted, gradient, retain_graph=True)
+
+        rates[name] = flops / repeat(backward, seconds / 3)
+        wanted.requires_grad_(False)
+    return rates
+
+
+def _add(
+    curves: dict[str, list[tuple[float, float]]], kind: str, flops: float, rates: dict[str, float]
+) -> None:
+    for suffix, rate in rates.items():
+        curves.setdefault(f"{kind}{suffix}", []).append((flops, rate))

@@ -1,0 +1,223 @@
+"""Time messages and collectives over the very wires that the runtime uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwise.machine import Collective, Curve, Link, Tier
+from shardwise.runtime.calibrate.clock import typical
+from shardwise.runtime.calibrate.job import measure
+from shardwise.runtime.session import current
+from shardwise.runtime.wire import Parcel, Wire, empty, wire_of
+
+SIZES = (8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20)
+_OVERLAP_BYTES = 4 << 20
+_FEWEST, _MOST = 5, 200
+
+
+def measure_network(transport: str, size: int, seconds: float, sizes: Sequence[int] = SIZES) -> Tier:
+    """Return what the network inside this node does between `size` ranks over one transport."""
+    function = f"{__name__}:time_network"
+    results = measure(function, (tuple(sizes), seconds), size=size, transport=transport, seconds=seconds)
+    tables = {
+        name: rising([(float(n), max(r[name][n] for r in results)) for n in sorted(results[0][name])])
+        for name in results[0]
+        if name not in ("overlap", "pairs")
+    }
+    links = {name: _link(table) for name, table in tables.items()}
+    pairs = [(float(n), max(r["pairs"][n] for r in results)) for n in sorted(results[0]["pairs"])]
+    alone = links["exchange"].seconds(_OVERLAP_BYTES)
+    return Tier(
+        name="node",
+        span=0,
+        point_to_point=links["point_to_point"],
+        exchange=links["exchange"],
+        collectives=tuple(
+            Collective(name, size, link)
+            for name, link in links.items()
+            if name not in ("point_to_point", "exchange")
+        ),
+        links=max(1, size // 2),
+        contention=Curve(tuple((n, max(1.0, t / alone)) for n, t in pairs)) if len(pairs) > 1 else None,
+        overlap=min(r["overlap"] for r in results),
+        transport=transport,
+    )
+
+
+def rising(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Let no message take longer than a larger one: what contradicts that was an interruption."""
+    result: list[tuple[float, float]] = []
+    least = float("inf")
+    for nbytes, seconds in reversed(points):
+        least = min(least, seconds)
+        result.append((nbytes, least))
+    return tuple(reversed(result))
+
+
+def _link(table: tuple[tuple[float, float], ...]) -> Link:
+    """Summarise a table by its smallest time and its largest rate."""
+    rate = max(nbytes / seconds for nbytes, seconds in table)
+    return Link(table[0][1], rate, table)
+
+
+def time_network(arguments: Any) -> dict[str, Any]:
+    """Be one rank: time every operation at every size."""
+    sizes, seconds = arguments
+    session = current()
+    wire = wire_of(dist.group.WORLD, range(session.size))
+    operations = {
+        "point_to_point": _ping_pong,
+        "exchange": _exchange,
+        "all_reduce": _all_reduce,
+        "all_gather": _all_gather,
+        "reduce_scatter": _reduce_scatter,
+        "all_to_all": _all_to_all,
+    }
+    share = seconds / (len(operations) + 2) / len(sizes)
+    found: dict[str, Any] = {}
+    for name, prepare in operations.items():
+        found[name] = {n: _time(prepare(wire, session.rank, session.size, n), share) for n in sizes}
+    found["pairs"] = _pairs(wire, session.rank, session.size, share * len(sizes))
+    found["overlap"] = _overlap(wire, session.rank)
+    return found
+
+
+def _time(run: Callable[[], float | None], seconds: float) -> float:
+    """Return the typical time of an operation; every rank repeats it equally often."""
+    run()
+    start = time.perf_counter()
+    run()
+    once = time.perf_counter() - start
+    wanted = torch.tensor([min(_MOST, max(_FEWEST, int(seconds / max(once, 1e-7))))])
+    dist.broadcast(wanted, 0)
+    times = []
+    for _ in range(int(wanted)):
+        start = time.perf_counter()
+        own = run()
+        times.append(own if own is not None else time.perf_counter() - start)
+    return typical(times)
+
+
+def _buffer(nbytes: int) -> torch.Tensor:
+    buffer = empty((max(1, nbytes // 4),), torch.float32, current().device)
+    return buffer.fill_(1.0)
+
+
+def _ping_pong(wire: Wire, rank: int, size: int, nbytes: int) -> Callable[[], float | None]:
+    """Send there and back between ranks 0 and 1; half of a round trip is one message."""
+    buffer = _buffer(nbytes)
+
+    def run() -> float | None:
+        start = time.perf_counter()
+        if rank == 0:
+            wire.send(Parcel(1, buffer), 0, "ping").wait()
+            wire.receive(Parcel(1, buffer), 1, "pong").wait()
+        elif rank == 1:
+            wire.receive(Parcel(0, buffer), 0, "ping").wait()
+            wire.send(Parcel(0, buffer), 1, "pong").wait()
+        else:
+            return 0.0
+        return (time.perf_counter() - start) / 2
+
+    return run
+
+
+def _exchange(wire: Wire, rank: int, size: int, nbytes: int) -> Callable[[], float | None]:
+    """Exchange with the neighbour of one's pair, both ways at once, as a halo exchange does."""
+    if rank > 1:
+        return lambda: 0.0
+    return _crossing(wire, 1 - rank, nbytes)
+
+
+def _crossing(wire: Wire, peer: int, nbytes: int) -> Callable[[], float | None]:
+    arriving, leaving = _buffer(nbytes), _buffer(nbytes)
+    line = wire.line([Parcel(peer, arriving)], [Parcel(peer, leaving)], 2, "exchange")
+
+    def run() -> None:
+        line.start()
+        line.finish()
+
+    return run
+
+
+def _all_reduce(wire: Wire, rank: int, size: int, nbytes: int) -> Callable[[], float | None]:
+    tensor = _buffer(nbytes)
+    return lambda: wire.all_reduce(tensor)
+
+
+def _parts(nbytes: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a tensor of `nbytes` (at least one element per rank) and a rank's part of it."""
+    whole = _buffer(max(nbytes // size, 4) * size)
+    length = whole.numel() // size
+    return whole[: length * size], torch.ones(length, device=whole.device)
+
+
+def _all_gather(wire: Wire, rank: int, size: int, nbytes: int) -> Callable[[], float | None]:
+    whole, part = _parts(nbytes, size)
+    return lambda: dist.all_gather_into_tensor(whole, part) and None
+
+
+def _reduce_scatter(wire: Wire, rank: int, size: int, nbytes: int) -> Callable[[], float | None]:
+    whole, part = _parts(nbytes, size)
+    return lambda: dist.reduce_scatter_tensor(part, whole) and None
+
+
+def _all_to_all(wire: Wire, rank: int, size: int, nbytes: int) -> Callable[[], float | None]:
+    whole, _ = _parts(nbytes, size)
+    result = torch.empty_like(whole)
+    return lambda: dist.all_to_all_single(result, whole) and None
+
+
+def _pairs(wire: Wire, rank: int, size: int, seconds: float) -> Mapping[int, float]:
+    """Time an exchange while 1, 2, ... pairs of ranks do the same at once."""
+    found: dict[int, float] = {}
+    pairs = 1
+    while 2 * pairs <= size:
+        active = rank < 2 * pairs
+        run = _crossing(wire, rank ^ 1, _OVERLAP_BYTES) if active else (lambda: 0.0)
+        found[pairs] = _time(run, seconds / 4)
+        pairs *= 2
+    return found
+
+
+def _overlap(wire: Wire, rank: int) -> float:
+    """Return which fraction of an exchange goes on while this rank computes."""
+    if rank > 1:
+        return 1.0
+    run = _crossing(wire, 1 - rank, _OVERLAP_BYTES)
+    alone = _repeat(run, 9)
+    matrix = torch.ones(256, 256)
+    product = torch.empty_like(matrix)
+    once = _repeat(lambda: torch.mm(matrix, matrix, out=product), 9)
+    rounds = max(1, int(alone / once))
+
+    def compute() -> None:
+        for _ in range(rounds):
+            torch.mm(matrix, matrix, out=product)
+
+    computing = _repeat(compute, 9)
+    arriving, leaving = _buffer(_OVERLAP_BYTES), _buffer(_OVERLAP_BYTES)
+    line = wire.line([Parcel(1 - rank, arriving)], [Parcel(1 - rank, leaving)], 3, "overlap")
+
+    def both() -> None:
+        line.start()
+        compute()
+        line.finish()
+
+    together = _repeat(both, 9)
+    return min(1.0, max(0.0, (alone + computing - together) / min(alone, computing)))
+
+
+def _repeat(run: Callable[[], Any], times: int) -> float:
+    run()
+    found = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    return typical(found)
