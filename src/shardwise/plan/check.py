@@ -87,11 +87,11 @@ def _batch_notes(plan: Plan, batch: int) -> Iterator[str]:
             f"so {shares - batch} of them are empty"
         )
     elif batch % shares:
-        yield f"batch={batch}: not a multiple of {shares} shares (replicas x micro-batches), which differ by one"
+        yield f"batch={batch}: no multiple of {shares} shares (replicas x micro-batches), which differ by one"
     largest = -(-batch // shares)
     for stage, split in enumerate(plan.stages):
         if split.way is Way.BATCH and split.width > largest:
-            yield f"stages: stage {stage} has at most {largest} samples for its {split.width} ranks, some are idle"
+            yield f"stages: stage {stage} has at most {largest} samples for {split.width} ranks, some idle"
 
 
 def _graph_notes(plan: Plan, graph: Graph) -> Iterator[str]:

@@ -113,6 +113,11 @@ class Program:
         """Return the number of ranks of one replica."""
         return sum(self.widths)
 
+    @property
+    def splits_backward(self) -> bool:
+        """Tell whether every backward pass has a weights' part of its own."""
+        return self.training and self.schedule == "zero-bubble"
+
     def __str__(self) -> str:
         """Show the computations of every rank, one line each, without the messages."""
         keep = COMPUTE | {Act.REDUCE, Act.STEP}

@@ -56,7 +56,6 @@ class _List:
 
     def run(self, actions: Sequence[Action]) -> None:
         edges = set(self.program.edges)
-        split = any(a.act is Act.BACKWARD_WEIGHT for a in actions)
         ends = [a for a in actions if a.act in (Act.BACKWARD, Act.BACKWARD_WEIGHT)]
         last = {a.stage: a for a in ends}
         for i, action in enumerate(actions):
@@ -76,7 +75,7 @@ class _List:
                 for needed in self._needs(action):
                     self._after(action, needed)
             self.done[action] = i
-        self._complete(split)
+        self._complete()
 
     def _plays(self, action: Action, edges: set[Edge]) -> None:
         if (action.stage, action.direction) not in self.plays:
@@ -105,7 +104,7 @@ class _List:
             return [_with(action, Act.BACKWARD)]
         return []
 
-    def _complete(self, split: bool) -> None:
+    def _complete(self) -> None:
         """Check that every computation that was begun is finished, and every message of it sent."""
         for action in list(self.done):
             if action.act is Act.FORWARD:
@@ -115,7 +114,7 @@ class _List:
             elif action.act is Act.BACKWARD:
                 grads = [e for e in self.into.get(action.stage, ()) if e.differentiable]
                 follow = [_with(action, Act.SEND_GRAD, e) for e in grads]
-                if split:
+                if self.program.splits_backward:
                     follow.append(_with(action, Act.BACKWARD_WEIGHT))
                 follow.append(Action(Act.REDUCE, action.stage))
             else:
