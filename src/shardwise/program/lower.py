@@ -1,4 +1,12 @@
-"""Lower the layers of one stage to the operations of its group of ranks."""
+"""Lower the layers of one stage to the operations of its group of ranks.
+
+Every value has a home, the boxes that the ranks own. What the readers need beyond that, the halo, either
+travels (an exchange) or is made twice over by the rank that reads it (fusion: several layers share one
+exchange). Walking the layers backwards decides it for each value, over the boxes of all ranks:
+
+    made = home                      where an exchange happens, or nobody needs more
+    made = hull(home, needed)        where the chain goes on
+"""
 
 from __future__ import annotations
 
@@ -22,6 +30,7 @@ def lower_stage(
     departures: Collection[str],
     tail: str = "auto",
     batch_norm: str = "sync",
+    halo: str = "layer",
     samples: int | None = None,
     differentiable: Collection[str] = (),
 ) -> StageProgram:
@@ -34,12 +43,15 @@ def lower_stage(
         departures: values that are wanted outside of the stage.
         tail: what happens behind the last tiled layer.
         batch_norm: whether statistics are shared (`sync`) or each rank's own (`local`).
+        halo: how many layers share one exchange: `layer` (one), a number, or `fused` (while it pays).
         samples: the samples of this micro-batch over all data replicas; None if there is one replica.
         differentiable: values from outside that need a gradient.
     """
     work = expand_losses(_alive(layers, departures))
     homes = assign(graph, work, split, tail)
-    lowering = _Lowering(graph, work, homes, split.width, batch_norm, samples, frozenset(differentiable))
+    lowering = _Lowering(
+        graph, work, homes, split.width, batch_norm, halo, samples, frozenset(differentiable)
+    )
     return lowering.run(departures)
 
 
@@ -70,11 +82,14 @@ class _Lowering:
         homes: dict[str, Home],
         width: int,
         batch_norm: str,
+        halo: str,
         samples: int | None,
         differentiable: frozenset[str],
     ) -> None:
         self.graph, self.layers, self.homes, self.width = graph, layers, homes, width
-        self.sync, self.samples = batch_norm != "local", samples
+        self.sync, self.halo, self.samples = batch_norm != "local", halo, samples
+        self.outs: dict[str, tuple[Box, ...]] = {}
+        self.depths: dict[str, int] = {}
         self.grads = {name: name in differentiable for name in homes}
         self.needs: dict[tuple[str, tuple[int, ...]], _Need] = {}
         self.made: dict[str, Held] = {}
@@ -85,12 +100,12 @@ class _Lowering:
 
     def run(self, departures: Collection[str]) -> StageProgram:
         by_name = {layer.name: layer for layer in self.layers}
-        for layer in self.layers:
-            if layer.kind is not Kind.INPUT:
-                self._collect(layer)
-        for layer in self.layers:
-            if layer.kind is not Kind.INPUT:
-                self._emit(layer)
+        work = [layer for layer in self.layers if layer.kind is not Kind.INPUT]
+        for layer in reversed(work):
+            self.outs[layer.name] = self._extent(layer)
+            self._collect(layer)
+        for layer in work:
+            self._emit(layer)
         leaving = {}
         for name in departures:
             if name in by_name and by_name[name].kind is not Kind.INPUT:
@@ -112,22 +127,63 @@ class _Lowering:
         home = self.homes[layer.name]
         return (-1, *home.reads[0].dims) if home.sums else home.cuts.dims
 
+    def _extent(self, layer: Layer) -> tuple[Box, ...]:
+        """Return which box of its output each rank makes: its home, or more where the halo is made twice."""
+        home = self.homes[layer.name]
+        boxes = home.cuts.layout(self.width).boxes
+        need = self.needs.get((layer.name, home.cuts.dims))
+        if need is None or home.sums or all(map(Box.contains, boxes, need.boxes)):
+            return boxes
+        wider = tuple(map(Box.hull, boxes, need.boxes))
+        if not self._may_widen(layer, home) or not self._pays(boxes, wider, self.depths[layer.name]):
+            self.depths[layer.name] = 0
+            return boxes
+        return wider
+
+    def _may_widen(self, layer: Layer, home: Home) -> bool:
+        """Tell whether a layer can make pixels that other ranks own: not if its statistics are its own."""
+        own_statistics = layer.op in ("group_norm", "instance_norm") or (
+            layer.op == "batch_norm" and layer.attributes["batch_statistics"]
+        )
+        shared = self.sync and _shared_over(layer, home, self.samples is not None) == "group"
+        return len(layer.outputs) == 1 and (shared or not own_statistics)
+
+    def _pays(self, boxes: Sequence[Box], wider: Sequence[Box], depth: int) -> bool:
+        """Tell whether the chain behind a value goes on to its producer, or an exchange happens here.
+
+        With `fused` it goes on while no rank makes more than a quarter more than it owns.
+        """
+        if self.halo == "layer":
+            return False
+        if self.halo.isdecimal():
+            return depth < int(self.halo)
+        return all(4 * wide.size <= 5 * own.size for own, wide in zip(boxes, wider, strict=True))
+
     def _collect(self, layer: Layer) -> None:
+        """Note what the layer needs of each value that it reads."""
         for i, operand in enumerate(o for o in layer.operands if o.origin is Source.VALUE):
             boxes = self._wanted(layer, operand, i)
-            key = (operand.source, self._key(layer))
+            name, key = operand.source, (operand.source, self._key(layer))
             if key in self.needs:
                 known = self.needs[key].boxes
                 self.needs[key].boxes = [a.hull(b) for a, b in zip(known, boxes, strict=True)]
             else:
                 self.needs[key] = _Need(boxes)
+            depth = self.depths.get(layer.name, 0) + int(self._reaches_over(layer, operand))
+            self.depths[name] = max(self.depths.get(name, 0), depth)
+
+    def _reaches_over(self, layer: Layer, operand: Operand) -> bool:
+        """Tell whether what a rank owns of the output needs more of the operand than it owns of that."""
+        outs = self.homes[layer.name].cuts.layout(self.width).boxes
+        held = self.homes[operand.source].cuts.layout(self.width).boxes
+        needs = (needed(operand.access, operand.spec.shape, box) for box in outs)
+        return not all(map(Box.contains, held, needs))
 
     def _wanted(self, layer: Layer, operand: Operand, index: int) -> list[Box]:
         home = self.homes[layer.name]
         if home.sums:
             return list(home.reads[index].layout(self.width).boxes)
-        out = home.cuts.layout(self.width)
-        return [needed(operand.access, operand.spec.shape, box) for box in out.boxes]
+        return [needed(operand.access, operand.spec.shape, box) for box in self.outs[layer.name]]
 
     # The operations.
 
@@ -135,9 +191,10 @@ class _Lowering:
         home = self.homes[layer.name]
         reads = tuple(self._read(layer, o) for o in layer.operands)
         wants = self._wants(layer, reads)
-        layout = home.cuts.layout(self.width)
+        owned = home.cuts.layout(self.width)
+        layout = Layout(owned.shape, self.outs[layer.name], owned.ranks)
         if home.sums:
-            layout = Layout(layout.shape, (Box.whole(layout.shape),) * self.width, layout.ranks, True)
+            layout = Layout(owned.shape, (Box.whole(owned.shape),) * self.width, owned.ranks, True)
         grad = layer.outputs[0].is_float and any(r.grad for r in reads)
         self.grads[layer.name] = grad
         makes = Held(layer.name, layer.name, layout, layer.outputs[0], grad)
@@ -145,7 +202,7 @@ class _Lowering:
         over = _shared_over(layer, home, self.samples is not None) if self.sync else ""
         if over:
             samples = self.samples if self.samples is not None else layer.shape[0]
-            self.ops.append(Normalise(layer, reads, wants, makes, layout, samples, over))
+            self.ops.append(Normalise(layer, reads, wants, makes, owned, samples, over))
         else:
             self.ops.append(Compute(layer, reads, wants, makes))
 
@@ -203,8 +260,8 @@ class _Lowering:
         if home.sums:
             boxes = self._summand_boxes(layer, operand, home)
         else:
-            out = home.cuts.layout(self.width)
-            boxes = [needed(operand.access, shape, _solid(box, out.shape)) for box in out.boxes]
+            outs = self.outs[layer.name]
+            boxes = [needed(operand.access, shape, _solid(box, layer.shape)) for box in outs]
         layout = Layout(shape, tuple(boxes), tuple(range(self.width)))
         is_parameter = operand.origin is Source.PARAMETER
         store = self.parameters if is_parameter else self.buffers

@@ -58,6 +58,7 @@ class Lowered:
                 departures=self.departures(stage),
                 tail=self.plan.tail,
                 batch_norm=self.plan.batch_norm,
+                halo=self.plan.halo,
                 samples=shared or None,
                 differentiable=[
                     e.value for e in self.program.edges if e.target == stage and e.differentiable
