@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -29,13 +30,16 @@ def programs(draw) -> Program:
         micro_batches=micro_batches,
         replication=draw(st.integers(1, 3)) if schedule == "gems-master" else 1,
     )
-    layers = draw(st.integers(len(widths), 12))
-    graph = with_skips(layers, draw(st.integers(0, 8)), draw(st.integers(0, 10**6)))
-    cuts = draw(st.permutations(range(2, layers + 1)))[: len(widths) - 1]
-    return build(plan, stage_edges(graph, sorted(cuts)), training=draw(st.integers(0, 9)) > 0)
+    # Hypothesis shrinks the plan; the network behind it comes from one seed, which is cheaper to draw.
+    seed = draw(st.integers(0, 10**6))
+    chance = random.Random(seed)
+    layers = chance.randint(len(widths), 12)
+    graph = with_skips(layers, chance.randint(0, 8), seed)
+    cuts = sorted(chance.sample(range(2, layers + 1), len(widths) - 1))
+    return build(plan, stage_edges(graph, cuts), training=chance.random() > 0.1)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=2000, deadline=None)
 @given(programs())
 def test_every_generated_program_is_proven(program):
     assert sum(map(len, program.actions)) >= program.ranks * program.micro_batches
