@@ -78,6 +78,8 @@ class Relay:
                 self.pids[rank] = pid
                 word = _last_word(stream)
                 self._on_end(Ended(rank, pid, int(word) if word else None))
+                # Closing now would tell a rank that is still tidying up that its launcher is gone.
+                _last_word(stream)
                 return
             self._copy(stream, sys.stdout if hello["kind"] == "out" else sys.stderr, rank)
 
