@@ -62,7 +62,9 @@ def _last_resort(model: nn.Module, example: Example, check: bool, refusal: Captu
     try:
         return _attempt(trace_export, model, example, check)
     except CaptureError as second:
-        what = f"{refusal.what} (torch.export: {second.what})"
+        what = refusal.what
+        if second.what != what:
+            what = f"{what} (torch.export: {second.what})"
         raise CaptureError(what, refusal.where or second.where) from second
 
 
@@ -89,15 +91,28 @@ def _with_note(graph: Graph, note: str) -> Graph:
 
 def build(trace: Trace) -> Graph:
     """Return the graph of a trace for its own shapes; `Graph.at` then serves others from the same trace."""
-    fakes = trace.fakes or Fakes(trace.modules)
-    known: dict[Shapes, Graph] = {}
+    return Rebuild(trace)(tuple(spec.shape for spec in trace.specs))
 
-    def rebuild(shapes: Shapes) -> Graph:
-        if shapes not in known:
-            known[shapes] = replace(propagate(trace, shapes, fakes), rebuild=rebuild)
-        return known[shapes]
 
-    return rebuild(tuple(spec.shape for spec in trace.specs))
+class Rebuild:
+    """Make the graph of a trace for any input shapes, each once."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = replace(trace, fakes=None)
+        self.fakes: Fakes | None = trace.fakes
+        self.known: dict[Shapes, Graph] = {}
+
+    def __call__(self, shapes: Shapes) -> Graph:
+        """Return the graph for these shapes."""
+        if shapes not in self.known:
+            if self.fakes is None:
+                self.fakes = Fakes(self.trace.modules)
+            self.known[shapes] = replace(propagate(self.trace, shapes, self.fakes), rebuild=self)
+        return self.known[shapes]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What was run without data cannot be pickled, and is quickly run again.
+        return {"trace": self.trace, "fakes": None, "known": {}}
 
 
 @contextmanager

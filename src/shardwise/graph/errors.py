@@ -31,5 +31,12 @@ class SizeError(CaptureError):
         self.where = where
 
 
+class DataControlFlow(Exception):
+    """Raised while tracing where the model's code decides by the values of a tensor."""
+
+    def __str__(self) -> str:
+        return "control flow depends on the values of a tensor, not only on its shape"
+
+
 class Opaque(Exception):
     """Raised by a rule that does not understand a call: the layer then runs whole, for this reason."""

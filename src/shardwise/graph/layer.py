@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 from shardwise.geometry.access import Access
@@ -125,7 +124,7 @@ class Call:
 
     target: Any
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,7 @@ class Layer:
     op: str
     operands: tuple[Operand, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
-    attributes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     call: Call | None = None
     contracts: tuple[tuple[tuple[int, int], ...], ...] = ()
     module: str = ""

@@ -8,6 +8,10 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from shardwise.graph.errors import DataControlFlow
 
 _INTERNAL = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
 
@@ -43,5 +47,7 @@ def text_line(stack: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return type and first line of an error's message."""
+    if isinstance(error, (DataControlFlow, DataDependentOutputException, GuardOnDataDependentSymNode)):
+        return str(DataControlFlow())
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

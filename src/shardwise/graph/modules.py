@@ -43,7 +43,7 @@ def _rule(cls: type) -> Rule | None:
     for base in cls.__mro__:
         if base in _RULES:
             return _RULES[base]
-        if not set(vars(base)).isdisjoint(_OVERRIDES) and base is not cls.__mro__[-1]:
+        if not set(vars(base)).isdisjoint(_OVERRIDES):
             return None
     return None
 
@@ -165,7 +165,6 @@ _PLAIN: dict[type, tuple[Any, tuple[str, ...]]] = {
     nn.CELU: (F.celu, ("alpha",)),
     nn.SELU: (F.selu, ()),
     nn.LeakyReLU: (F.leaky_relu, ("negative_slope",)),
-    nn.GELU: (F.gelu, ("approximate",)),
     nn.SiLU: (F.silu, ()),
     nn.Mish: (F.mish, ()),
     nn.Sigmoid: (torch.sigmoid, ()),
@@ -196,6 +195,11 @@ _PLAIN: dict[type, tuple[Any, tuple[str, ...]]] = {
 def _plain(m: Any, weight: Refer, x: Any) -> Form:
     function, settings = _base(m, _PLAIN)
     return function, (x, *(getattr(m, name) for name in settings)), {}
+
+
+@form(nn.GELU)
+def _gelu(m: Any, weight: Refer, x: Any) -> Form:
+    return F.gelu, (x,), {"approximate": m.approximate}
 
 
 @form(nn.PReLU)

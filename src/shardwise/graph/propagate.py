@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from shardwise.geometry.access import Access, opaque, same
@@ -40,13 +39,13 @@ def propagate(trace: Trace, shapes: Shapes, fakes: Fakes | None = None) -> Graph
     return Graph(
         layers=alive(run.layers, outputs),
         outputs=outputs,
-        parameters=MappingProxyType(parameters),
-        buffers=MappingProxyType(buffers),
+        parameters=parameters,
+        buffers=buffers,
         training=trace.training,
-        tied=MappingProxyType(dict(trace.tied)),
+        tied=dict(trace.tied),
         frozen=frozenset(n for n in parameters if not trace.held[n].trained),
         source=trace.source,
-        constants=MappingProxyType(dict(trace.constants)),
+        constants=dict(trace.constants),
         notes=trace.notes,
     )
 
@@ -116,9 +115,7 @@ class Propagation:
 
     def _input(self, index: int, name: str, spec: TensorSpec) -> None:
         unique = self.names(name)
-        self.layers.append(
-            Layer(unique, Kind.INPUT, "input", outputs=(spec,), attributes=MappingProxyType({"index": index}))
-        )
+        self.layers.append(Layer(unique, Kind.INPUT, "input", outputs=(spec,), attributes={"index": index}))
         stride = _contiguous(spec.shape)
         self.results[name] = Value(unique, Source.VALUE, spec, stride, False, unique)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from shardwise.geometry.access import Access
@@ -61,8 +60,8 @@ class Site:
                 op=op,
                 operands=tuple(Operand(role, v.name, v.origin, v.spec, access) for role, v, access in reads),
                 outputs=tuple(made.spec for made in ran.made),
-                attributes=MappingProxyType(dict(attributes or {})),
-                call=Call(target, args, MappingProxyType(kwargs)),
+                attributes=dict(attributes or {}),
+                call=Call(target, args, kwargs),
                 contracts=contracts,
                 module=self.step.module if not suffix else "",
                 where=self.step.where,

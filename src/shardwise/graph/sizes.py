@@ -6,11 +6,19 @@ example; the tracer records every such decision.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
+from unittest import mock
 
+import torch
 from torch import fx
+
+from shardwise.graph.trace import leaves
+
+_FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "zeros")
 
 
 class Decider(Protocol):
@@ -80,3 +88,23 @@ class SizeAttribute(SizeProxy):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Record the call of the method."""
         return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
+
+
+@contextlib.contextmanager
+def traced_factories(tracer: Decider) -> Iterator[None]:
+    """Record torch's factories as calls while tracing, where their sizes are traced values."""
+    with contextlib.ExitStack() as stack:
+        for name in _FACTORIES:
+            original = getattr(torch, name)
+            stack.enter_context(mock.patch.object(torch, name, _recorded(tracer, original)))
+        yield
+
+
+def _recorded(tracer: Decider, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(leaf, fx.Proxy) for leaf in leaves((args, kwargs))):
+            return tracer.create_proxy("call_function", original, args, kwargs)
+        return original(*args, **kwargs)
+
+    return factory

@@ -7,19 +7,21 @@ the example, and each decision is recorded as a guard that other sizes must meet
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 from torch import Tensor, fx, nn
 
 from shardwise.graph import canonical
-from shardwise.graph.errors import CaptureError
+from shardwise.graph.errors import CaptureError, DataControlFlow
 from shardwise.graph.example import Example
 from shardwise.graph.fake import Fakes, Value
 from shardwise.graph.lines import current_line, error_line, first_line
 from shardwise.graph.modules import known
 from shardwise.graph.propagate import Propagation
-from shardwise.graph.sizes import SizeProxy
+from shardwise.graph.sizes import SizeProxy, traced_factories
 from shardwise.graph.steps import StepWriter, first_names, holdings
 from shardwise.graph.trace import Result, Trace, Weight, transform
 
@@ -44,7 +46,8 @@ class LeafTracer(fx.Tracer):
 
     def finish(self) -> Trace:
         """Trace the call that the example describes."""
-        self.trace(self.model)
+        with traced_factories(self):
+            self.trace(self.model)
         held, tied = holdings(self.model, self.constants)
         return Trace(
             steps=tuple(self.writer.steps),
@@ -65,10 +68,11 @@ class LeafTracer(fx.Tracer):
         if self._sizes is None:
             self._sizes = Propagation(self.example.names, self.example.specs, self.fakes)
         self._sizes.hold(holdings(self.model, self.constants)[0])
-        self._sizes.follow(self.writer.steps)
+        with _plain_modules():
+            self._sizes.follow(self.writer.steps)
         found = self._sizes.resolve(self._value(node))
         if isinstance(found, Value) and convert is not len:
-            raise fx.proxy.TraceError("control flow depends on the values of a tensor, not only on its shape")
+            raise DataControlFlow
         decided = found.shape[0] if isinstance(found, Value) else convert(found)
         self.writer.guard(
             f"%guard{len(self.writer.steps)}", convert, self._value(node), decided, current_line()
@@ -152,6 +156,19 @@ class LeafTracer(fx.Tracer):
 
     def _resolve(self, tree: Any) -> Any:
         return transform(tree, lambda a: self._value(a) if isinstance(a, fx.Node) else a)
+
+
+_CALL, _GETATTR = nn.Module.__call__, nn.Module.__getattr__
+
+
+@contextlib.contextmanager
+def _plain_modules() -> Iterator[None]:
+    """Let modules run as usual for a moment, although a trace is under way."""
+    with (
+        mock.patch.object(nn.Module, "__call__", _CALL),
+        mock.patch.object(nn.Module, "__getattr__", _GETATTR),
+    ):
+        yield
 
 
 def trace_fx(model: nn.Module, example: Example) -> Trace:

@@ -248,3 +248,39 @@ def flip(site: Site, input: Value, *dims: Any) -> Value:
         reads=[("input", input, tuple(WHOLE if a.out in turned else a for a in same(input.ndim)))],
         attributes={"dims": tuple(sorted(turned))},
     )
+
+
+@rule("repeat", "tile")
+def repeat(site: Site, input: Value, *repeats: Any) -> Value:
+    """Describe `repeat`: the repeated dimensions are read whole."""
+    times = [int(n) for n in (repeats[0] if not isinstance(repeats[0], int) else repeats)]
+    times = [1] * (input.ndim - len(times)) + times
+    first = len(times) - input.ndim
+    access = tuple(Axis(first + d) if times[first + d] == 1 else WHOLE for d in range(input.ndim))
+    return site.emit(
+        functional.Method("repeat"),
+        (input, tuple(times)),
+        {},
+        kind=Kind.RESHAPE,
+        op="repeat",
+        reads=[("input", input, access)],
+        attributes={"times": tuple(times)},
+    )
+
+
+@rule("roll")
+def roll(site: Site, input: Value, shifts: Any, dims: Any = None) -> Value:
+    """Describe `roll`: the shifted dimensions are read whole."""
+    if dims is None or dims == ():
+        raise Opaque("roll over the flattened elements")
+    moved = tuple(d % input.ndim for d in each(dims, 1))
+    amounts = each(shifts, len(moved))
+    return site.emit(
+        torch.roll,
+        (input, amounts, moved),
+        {},
+        kind=Kind.RESHAPE,
+        op="roll",
+        reads=[("input", input, tuple(WHOLE if a.out in moved else a for a in same(input.ndim)))],
+        attributes={"dims": moved, "shifts": amounts},
+    )
