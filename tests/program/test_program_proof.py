@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import defaultdict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hand_graphs import with_skips
-from shardwise.plan import Edge, Plan, Split, Way, stage_edges
+from shardwise.plan import Edge, Mesh, Plan, Split, Way, stage_edges
 from shardwise.plan.plan import SCHEDULES
 from shardwise.program.actions import Act, Action, Direction, Program
 from shardwise.program.build import build
@@ -44,6 +45,26 @@ def programs(draw) -> Program:
 def test_every_generated_program_is_proven(program):
     assert sum(map(len, program.actions)) >= program.ranks * program.micro_batches
     prove(program)
+
+
+def test_between_two_ranks_messages_keep_their_order_unless_both_directions_mix():
+    edges = [Edge(f"v{a}{b}", a, b) for a in range(4) for b in range(a + 1, 4)]
+    for line in ("gpipe", "1f1b", "zero-bubble", "gems-mast", "gems-master replication=3"):
+        program = build(Plan.parse(f"stages=2|1|3|1 schedule={line} micro_batches=4"), edges)
+        mesh = Mesh(1, program.widths, program.bidirectional)
+        sent, received = defaultdict(list), defaultdict(list)
+        for rank, actions in enumerate(program.actions):
+            for action in (a for a in actions if a.edge is not None):
+                back = action.act in (Act.SEND_GRAD, Act.RECEIVE_GRAD)
+                other = action.edge.target if action.stage == action.edge.source else action.edge.source
+                for peer in mesh.member_positions(other, action.direction):
+                    message = (action.edge, action.micro_batch, back)
+                    if action.act in (Act.SEND, Act.SEND_GRAD):
+                        sent[rank, peer].append(message)
+                    else:
+                        received[peer, rank].append(message)
+        assert sent == received
+        assert sent
 
 
 def changed(program: Program, rank: int, actions: list[Action]) -> Program:

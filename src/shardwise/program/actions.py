@@ -13,6 +13,10 @@ A list says in which order a rank works, and what must have arrived before it go
     STEP           wait for all sums, then update the weights
 
 All ranks of a group execute the same list, unless they host different stages in the two directions.
+
+Messages are matched by (edge, micro-batch, direction, value or gradient). Between one pair of ranks they are
+received in the order in which they are sent, except under `bidirectional`, where a value of one direction
+may overtake a gradient of the other: a transport without tags has to post receives in the sender's order.
 """
 
 from __future__ import annotations
