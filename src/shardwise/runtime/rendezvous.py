@@ -45,7 +45,7 @@ def _over_mpi(place: Place) -> Store:
         store = TCPStore(host, 0, place.size, True, _JOIN_LIMIT, wait_for_workers=False)
         text = f"{host} {store.port}".encode()
         message[: len(text)] = text
-    from shardwise.runtime.mpi.register import poller
+    from shardwise.runtime.mpi.registration import poller
 
     request = mpi.COMM_WORLD.Ibcast([message, len(message), mpi.BYTE], 0)
     poller().wait(request, _JOIN_LIMIT.total_seconds(), f"rank {place.rank}: joining the job, peer rank 0")

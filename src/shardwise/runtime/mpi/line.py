@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shardwise.runtime.mpi.buffers import memory, readable
 from shardwise.runtime.mpi.library import cuda_aware, load
-from shardwise.runtime.mpi.register import group_comm, poller
+from shardwise.runtime.mpi.registration import group_comm, poller
 from shardwise.runtime.mpi.types import WIDENED, datatype
 from shardwise.runtime.wire import Line, Parcel, Pending
 
