@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from types import TracebackType
 
 from shardwise.runtime.environment import Place
 from shardwise.runtime.mpi import library
+
+_FORWARDING_SECONDS = 0.3
 
 _failed = False
 _previous_hook = sys.excepthook
@@ -50,5 +53,7 @@ def end_job(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if library.loaded():
+        # An aborting MPI launcher drops what it has not forwarded yet, which would be the message.
+        time.sleep(_FORWARDING_SECONDS)
         library.load().COMM_WORLD.Abort(code)
     os._exit(code)
