@@ -15,11 +15,26 @@ from torch import Tensor
 
 from shardwise.program import Compute, Held, Normalise, Regrid, StageProgram
 from shardwise.runtime.regrid import bind_regrid
-from shardwise.runtime.rules import bind
-from shardwise.runtime.shared_norm import SharedBatchNorm
-from shardwise.runtime.wire import Wire
+from shardwise.runtime.rules import Surroundings, bind
+from shardwise.runtime.shared_norm import bind_norm
+from shardwise.runtime.wire import Wire, Wires
 
 Slots = dict[str, Tensor]
+
+
+@dataclass
+class _Box:
+    """A tensor that autograd saved; it may be moved to a larger buffer that holds the same values."""
+
+    tensor: Tensor
+
+
+@dataclass
+class Flow:
+    """The values of one forward pass, and what autograd saved of those that will be copied elsewhere."""
+
+    slots: Slots
+    saved: dict[str, list[_Box]] = field(default_factory=dict)
 
 
 @dataclass
@@ -32,7 +47,7 @@ class Tape:
 class Step(Protocol):
     """One bound operation."""
 
-    def forward(self, slots: Slots, keep: bool) -> Any:
+    def forward(self, flow: Flow, keep: bool) -> Any:
         """Compute into the slots; return what backward needs."""
 
     def backward(self, saved: Any, grads: Slots) -> None:
@@ -40,52 +55,108 @@ class Step(Protocol):
 
 
 class _Segment:
-    """Computations without communication, differentiated by local autograd."""
+    """Computations without communication, differentiated by local autograd.
+
+    Between the passes it keeps the graph but neither its inputs nor its outputs: an input enters through a
+    view of a leaf whose own storage is dropped at once, an output is remembered by its edge in the graph.
+    """
 
     def __init__(
-        self, ops: Sequence[Compute], rank: int, tensors: Mapping[str, Tensor], outside: set[str]
+        self,
+        ops: Sequence[Compute],
+        rank: int,
+        tensors: Mapping[str, Tensor],
+        outside: set[str],
+        moved: set[str],
+        surroundings: Surroundings,
     ) -> None:
         made = {op.makes.slot for op in ops}
         self.calls = []
-        reads: dict[str, bool] = {}
+        self.reads: dict[str, bool] = {}
         for op in ops:
             names = []
             for held in op.reads:
                 names.append((held.slot, tensors.get(held.slot) if _is_stored(op, held) else None))
                 if not _is_stored(op, held) and held.slot not in made:
-                    reads[held.slot] = held.grad
-            self.calls.append((bind(op, rank), names, op.makes.slot))
-        self.reads = reads
+                    self.reads[held.slot] = held.grad
+            self.calls.append((bind(op, rank, surroundings), names, op.makes.slot))
         self.makes = [op.makes.slot for op in ops if op.makes.slot in outside]
+        self.moved = [slot for slot in self.makes if slot in moved]
 
-    def forward(self, slots: Slots, keep: bool) -> Any:
+    def forward(self, flow: Flow, keep: bool) -> Any:
+        slots = flow.slots
+        if not keep:
+            local = {slot: slots[slot] for slot in self.reads}
+            with torch.no_grad():
+                self._run(local)
+            slots.update((slot, local[slot]) for slot in self.makes)
+            return None
+        local, leaves = self._enter(slots)
+        with torch.enable_grad():
+            if self.moved:
+                packed: list[_Box] = []
+                with torch.autograd.graph.saved_tensors_hooks(_packer(packed), _unpack):
+                    self._run(local)
+                self._note(local, packed, flow)
+            else:
+                self._run(local)
+        edges = []
+        for slot in self.makes:
+            out = local[slot]
+            edges.append(torch.autograd.graph.get_gradient_edge(out) if out.requires_grad else None)
+            slots[slot] = out.detach()
+        return leaves, edges
+
+    def _enter(self, slots: Slots) -> tuple[Slots, Slots]:
         local: Slots = {}
         leaves: Slots = {}
         for slot, grad in self.reads.items():
             tensor = slots[slot]
-            if keep and grad:
-                tensor = leaves[slot] = tensor.detach().requires_grad_()
-            local[slot] = tensor
-        with torch.set_grad_enabled(keep):
-            for run, names, makes in self.calls:
-                local[makes] = run([t if t is not None else local[name] for name, t in names])
-        outs = [local[slot] for slot in self.makes]
-        for slot, out in zip(self.makes, outs, strict=True):
-            slots[slot] = out.detach()
-        return (leaves, outs) if keep else None
+            if grad:
+                leaf = leaves[slot] = tensor.detach().requires_grad_()
+                with torch.enable_grad():
+                    local[slot] = leaf.view_as(leaf)
+                leaf.data = tensor.new_empty(1).expand(tensor.shape)
+            else:
+                local[slot] = tensor
+        return local, leaves
+
+    def _run(self, local: Slots) -> None:
+        for run, names, makes in self.calls:
+            local[makes] = run([t if t is not None else local[name] for name, t in names])
+
+    def _note(self, local: Slots, packed: Sequence[_Box], flow: Flow) -> None:
+        """Find what autograd saved of the outputs that a regrid is about to copy."""
+        for slot in self.moved:
+            out = local[slot]
+            place = (out.data_ptr(), out.shape)
+            flow.saved[slot] = [box for box in packed if (box.tensor.data_ptr(), box.tensor.shape) == place]
 
     def backward(self, saved: Any, grads: Slots) -> None:
-        leaves, outs = saved
+        leaves, edges = saved
         pairs = [
-            (out, grads.pop(slot))
-            for slot, out in zip(self.makes, outs, strict=True)
-            if slot in grads and out.requires_grad
+            (edge, grads.pop(slot))
+            for slot, edge in zip(self.makes, edges, strict=True)
+            if slot in grads and edge is not None
         ]
         if pairs:
-            torch.autograd.backward([out for out, _ in pairs], [grad for _, grad in pairs])
+            torch.autograd.backward([edge for edge, _ in pairs], [grad for _, grad in pairs])
         for slot, leaf in leaves.items():
             if leaf.grad is not None:
                 _add(grads, slot, leaf.grad)
+
+
+def _packer(packed: list[_Box]) -> Callable[[Tensor], _Box]:
+    def pack(tensor: Tensor) -> _Box:
+        box = _Box(tensor)
+        packed.append(box)
+        return box
+
+    return pack
+
+
+def _unpack(box: _Box) -> Tensor:
+    return box.tensor
 
 
 class _Exchange:
@@ -97,9 +168,17 @@ class _Exchange:
         self.there, self.back = bind_regrid(
             op.source.layout, op.makes.layout, op.messages, rank, wire, dtype, device, tag, op.why
         )
+        held, wanted = op.source.layout.box(rank), op.makes.layout.box(rank)
+        whole = not op.source.layout.partial and wanted.contains(held)
+        self.inner = held.slices(wanted) if whole else None
 
-    def forward(self, slots: Slots, keep: bool) -> Any:
-        slots[self.makes] = self.there(slots[self.source])
+    def forward(self, flow: Flow, keep: bool) -> Any:
+        result = self.there(flow.slots[self.source])
+        flow.slots[self.makes] = result
+        if self.inner is not None:
+            # The widened tensor holds all that the tile held: one copy is enough for backward.
+            for box in flow.saved.pop(self.source, ()):
+                box.tensor = result[self.inner]
         return None
 
     def backward(self, saved: Any, grads: Slots) -> None:
@@ -110,15 +189,15 @@ class _Exchange:
 class _Norm:
     """A normalisation that communicates."""
 
-    def __init__(self, op: Normalise, rank: int, wire: Wire, tensors: Mapping[str, Tensor]) -> None:
-        self.norm = SharedBatchNorm(op, rank, wire, tensors)
+    def __init__(self, op: Normalise, rank: int, wires: Wires, tensors: Mapping[str, Tensor]) -> None:
+        self.norm = bind_norm(op, rank, wires, tensors)
         self.source, self.makes, self.grad = op.reads[0].slot, op.makes.slot, op.reads[0].grad
         self.crop = self.norm.crop
         self.shape = op.reads[0].layout.box(rank).shape
 
-    def forward(self, slots: Slots, keep: bool) -> Any:
+    def forward(self, flow: Flow, keep: bool) -> Any:
         with torch.no_grad():
-            slots[self.makes], saved = self.norm.forward(slots[self.source])
+            flow.slots[self.makes], saved = self.norm.forward(flow.slots[self.source])
         return saved if keep else None
 
     def backward(self, saved: Any, grads: Slots) -> None:
@@ -134,15 +213,6 @@ class _Norm:
         _add(grads, self.source, dx)
 
 
-@dataclass(frozen=True)
-class Wires:
-    """The wires of a stage: among its group, and those over which statistics are shared."""
-
-    group: Wire
-    group_and_replicas: Wire
-    replicas: Wire
-
-
 class BoundStage:
     """A stage program of one rank, bound to its parameters, buffers and wires."""
 
@@ -153,8 +223,10 @@ class BoundStage:
         tensors: Mapping[str, Tensor],
         wires: Wires,
         device: torch.device,
+        surroundings: Surroundings | None = None,
     ) -> None:
         self.program, self.rank, self.device = program, rank, device
+        self.surroundings = surroundings or Surroundings()
         self.steps: list[Step] = []
         self.frees: list[list[str]] = []
         groups: list[list[Compute] | Regrid | Normalise] = []
@@ -165,6 +237,7 @@ class BoundStage:
                 groups[-1].append(op)
             else:
                 groups.append([op])
+        self.moved = {group.source.slot for group in groups if isinstance(group, Regrid)}
         reads = [_reads(group) for group in groups]
         leaving = {held.slot for held in program.departures.values()}
         later = set(leaving)
@@ -187,18 +260,17 @@ class BoundStage:
         tag: int,
     ) -> Step:
         if isinstance(group, list):
-            return _Segment(group, self.rank, tensors, outside)
+            return _Segment(group, self.rank, tensors, outside, self.moved, self.surroundings)
         if isinstance(group, Regrid):
             return _Exchange(group, self.rank, wires.group, self.device, tag)
-        wire = wires.group_and_replicas if group.over == "group" else wires.replicas
-        return _Norm(group, self.rank, wire, tensors)
+        return _Norm(group, self.rank, wires, tensors)
 
     def forward(self, arrivals: Slots, keep: bool = True) -> tuple[Slots, Tape]:
         """Compute the stage; return its departures by value name and the tape for backward."""
-        slots = dict(arrivals)
-        tape = Tape()
+        flow = Flow(dict(arrivals))
+        slots, tape = flow.slots, Tape()
         for step, frees in zip(self.steps, self.frees, strict=True):
-            tape.saved.append(step.forward(slots, keep))
+            tape.saved.append(step.forward(flow, keep))
             for slot in frees:
                 slots.pop(slot, None)
         return {name: slots[held.slot] for name, held in self.program.departures.items()}, tape
