@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwise.graph.graph import Graph, Shapes
-from shardwise.graph.layer import Kind, Layer, Operand, Source
+from shardwise.graph.layer import Kind, Layer, ModuleTarget, Operand, Source
 
 
 def attach(model: Graph, loss: Graph, prefix: str = "loss") -> Graph:
@@ -48,6 +48,7 @@ def attach(model: Graph, loss: Graph, prefix: str = "loss") -> Graph:
         parameters={**model.parameters, **parameters},
         buffers={**model.buffers, **buffers},
         frozen=model.frozen | {f"{prefix}.{name}" for name in loss.frozen},
+        constants={**model.constants, **{f"{prefix}.{name}": t for name, t in loss.constants.items()}},
         rebuild=rebuild,
     )
 
@@ -59,6 +60,8 @@ def _renamed(layer: Layer, names: dict[str, str], prefix: str) -> Layer:
         return replace(operand, source=f"{prefix}.{operand.source}")
 
     saves = tuple(names.get(name, name) for name in layer.saves)
-    return replace(
-        layer, name=names[layer.name], operands=tuple(rename(o) for o in layer.operands), saves=saves
-    )
+    call = layer.call
+    if call is not None and isinstance(call.target, ModuleTarget):
+        call = replace(call, target=ModuleTarget(f"{prefix}.{call.target.path}"))
+    operands = tuple(rename(o) for o in layer.operands)
+    return replace(layer, name=names[layer.name], operands=operands, saves=saves, call=call)

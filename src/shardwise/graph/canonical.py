@@ -24,7 +24,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 _FILLS: dict[str, Callable[..., Any]] = {
     "zero_": torch.zeros_like,
-    "fill_": torch.full_like,
+    "fill_": functional.fill,
     "copy_": functional.copy,
     "__setitem__": functional.setitem,
     "data.copy_": functional.copy,

@@ -180,6 +180,7 @@ def _close(a: Any, b: Any) -> bool:
         return bool(a == b)
     if not isinstance(b, Tensor) or a.shape != b.shape or a.dtype != b.dtype:
         return False
+    a, b = a.detach(), b.detach()
     if not a.is_floating_point():
         return bool(torch.equal(a, b))
     scale = float(a.abs().nan_to_num().max()) if a.numel() else 0.0
@@ -189,5 +190,5 @@ def _close(a: Any, b: Any) -> bool:
 
 def _how(a: Any, b: Any) -> str:
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.is_floating_point():
-        return f"they differ by up to {float((a - b).abs().max()):.3g}"
+        return f"they differ by up to {float((a - b).detach().abs().max()):.3g}"
     return f"{getattr(a, 'shape', a)} against {getattr(b, 'shape', b)}"

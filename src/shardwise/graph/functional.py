@@ -87,6 +87,11 @@ def copy(input: Tensor, source: Tensor) -> Tensor:
     return source.to(input.dtype).expand(input.shape).clone()
 
 
+def fill(input: Tensor, value: Any) -> Tensor:
+    """Return what `input.fill_(value)` makes of `input`."""
+    return torch.empty_like(input).fill_(value)
+
+
 def setitem(input: Tensor, index: Any, value: Any) -> Tensor:
     """Return what `input[index] = value` makes of `input`."""
     result = input.clone()

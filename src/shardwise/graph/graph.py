@@ -106,12 +106,15 @@ class Graph:
         unnamed = 0
         for layer in self.layers:
             owner[layer.name] = owner[layer.alias] if layer.alias else layer.name
-            operands = {o.source: o.spec.nbytes for o in layer.operands if o.source in layer.saves}
-            own = layer.spec.nbytes if layer.name in layer.saves else 0
-            unnamed += layer.saved_bytes - sum(operands.values()) - own
+            bytes_of = {o.source: o.spec.nbytes for o in layer.operands if o.source in layer.saves}
+            # Its own results may have readers' names: a nested result has one layer per tensor.
             for name in layer.saves:
-                holder = self.by_name[owner[name]]
-                named[holder.name] = sum(spec.nbytes for spec in holder.outputs)
+                if name in self.by_name and name not in bytes_of:
+                    bytes_of[name] = self.by_name[name].spec.nbytes
+            unnamed += layer.saved_bytes - sum(bytes_of.values())
+            for name in bytes_of:
+                holder = self.by_name[owner.get(name, name)]
+                named[holder.name] = holder.spec.nbytes
         return unnamed + sum(named.values())
 
     def table(self) -> str:

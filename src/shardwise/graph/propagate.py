@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from shardwise.geometry.access import Access, opaque, same
@@ -19,7 +20,7 @@ from shardwise.graph.graph import Graph, Shapes
 from shardwise.graph.layer import Kind, Layer, Literal, ModuleTarget, Source, TensorSpec
 from shardwise.graph.lines import error_line, first_line
 from shardwise.graph.normalise import apply_rule, has_rule
-from shardwise.graph.site import Site, module_state, value_of
+from shardwise.graph.site import Site, module_state, part_name, value_of
 from shardwise.graph.trace import Held, Result, Step, Trace, Weight, leaves, transform
 
 
@@ -195,7 +196,8 @@ class Propagation:
                 return item
             i = next(numbers)
             whole = Value(value.name, Source.VALUE, item.spec, item.stride, item.trained, value.name)
-            picked = self.fakes.run(functional.identity, (whole,), {})
+            # Each tensor owns its memory: the nested result is no tensor itself.
+            picked = Ran(replace(item, alias=None), (whole,), (), (), 0)
             access: Access = same(len(item.shape))
             part = site.add(
                 picked,
@@ -204,7 +206,7 @@ class Propagation:
                 op="getitem",
                 reads=[("input0", whole, access)],
                 attributes={"index": i},
-                suffix=f".{i}",
+                base=part_name(value.name, i),
                 reason="part of an opaque layer's result",
             )
             return value_of(item, part.name, ran) if item.alias is not None else part

@@ -46,10 +46,11 @@ class Site:
         contracts: Contracts = (),
         flops: tuple[int, int] = (0, 0),
         suffix: str = "",
+        base: str = "",
         reason: str = "",
     ) -> Value:
         """Add the layer that makes the (only) result of `ran` and return its value."""
-        name = self.unique(self.step.label + suffix)
+        name = self.unique((base or self.step.label) + suffix)
         values = [value for _, value, _ in reads]
         target, args, kwargs = call
         args, kwargs = _refer((args, dict(kwargs)), values)
@@ -92,7 +93,13 @@ def value_of(made: Made, name: str, ran: Ran) -> Value:
 def _saves(ran: Ran, name: str) -> tuple[str, ...]:
     kept = [ran.values[i] for i in ran.kept_args]
     names = [value.name for value in kept if value.origin is Source.VALUE]
-    return (*dict.fromkeys(names), *([name] if ran.kept_outs else []))
+    own = [name] if len(ran.made) == 1 else [part_name(name, i) for i in range(len(ran.made))]
+    return (*dict.fromkeys(names), *(own[i] for i in ran.kept_outs))
+
+
+def part_name(name: str, index: int) -> str:
+    """Return the name of the layer that takes one tensor of a nested result."""
+    return f"{name}.{index}"
 
 
 def _saved_bytes(ran: Ran) -> int:

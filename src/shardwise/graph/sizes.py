@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 from unittest import mock
@@ -59,6 +60,30 @@ class SizeProxy(fx.Proxy):
     def __iter__(self) -> Iterator[Any]:
         return iter([self[i] for i in range(len(self))])  # type: ignore[index]
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._in_place(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._in_place(operator.isub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._in_place(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._in_place(operator.itruediv, other)
+
+    def __ipow__(self, other: Any) -> Any:
+        return self._in_place(operator.ipow, other)
+
+    def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
+        """Record `x += y`, which overwrites a tensor that others may hold too, but not a number."""
+        if is_number(self.node):
+            function = getattr(operator, function.__name__[1:])
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
     def __ceil__(self) -> Any:
         return self.tracer.create_proxy("call_function", math.ceil, (self,), {})
 
@@ -88,6 +113,26 @@ class SizeAttribute(SizeProxy):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Record the call of the method."""
         return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
+
+
+_NUMBER_METHODS = ("size", "dim", "numel", "ndimension", "nelement", "item")
+_ARITHMETIC = ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "neg", "getitem", "ceil", "floor")
+
+
+def is_number(node: Any) -> bool:
+    """Tell from the trace whether a value is a size or computed from sizes, not a tensor."""
+    if not isinstance(node, fx.Node):
+        return isinstance(node, (int, float))
+    if node.op == "call_method":
+        return node.target in _NUMBER_METHODS
+    if node.op != "call_function":
+        return False
+    if node.target is getattr:
+        return node.args[1] in ("shape", "ndim")
+    name = getattr(node.target, "__name__", "")
+    return name in (*_ARITHMETIC, "round") and all(
+        is_number(a) for a in node.args[: 1 if name == "getitem" else 2]
+    )
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -111,4 +112,5 @@ def coverage_table(coverage: Coverage) -> str:
 def _render(table: Table) -> str:
     out = io.StringIO()
     Console(file=out, width=200, color_system=None).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines() if line.strip())
+    lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+    return textwrap.dedent("\n".join(lines))

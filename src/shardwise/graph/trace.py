@@ -97,7 +97,8 @@ def transform(tree: Any, leaf: Callable[[Any], Any]) -> Any:
         items = [transform(v, leaf) for v in tree]
         if hasattr(tree, "_fields"):
             return type(tree)(*items)
-        return tuple(items)
+        # torch's own named results (of sort, topk ...) are built from one sequence.
+        return type(tree)(items) if type(tree).__module__ == "torch.return_types" else tuple(items)
     if isinstance(tree, list):
         return [transform(v, leaf) for v in tree]
     if isinstance(tree, Mapping):

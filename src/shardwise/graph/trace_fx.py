@@ -97,8 +97,9 @@ class LeafTracer(fx.Tracer):
         """Enter everything but modules of known kinds, torch's own and those that failed before."""
         if known(m) or type(m) in self.opaque:
             return True
-        # A parametrised module computes its weights first: those calls are layers of their own.
-        return super().is_leaf_module(m, module_qualified_name) and "parametrizations" not in m._modules
+        # Parametrised modules compute their weights first, hooked ones call more: enter those.
+        more = "parametrizations" in m._modules or m._forward_hooks or m._forward_pre_hooks
+        return super().is_leaf_module(m, module_qualified_name) and not more
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Remember the innermost module that could not be traced."""
