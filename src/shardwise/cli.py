@@ -7,6 +7,7 @@ import sys
 import typer
 
 from shardwise.commands import calibrate, doctor, run
+from shardwise.runtime.errors import TransportError
 
 app = typer.Typer(
     name="shardwise",
@@ -33,7 +34,7 @@ def main() -> None:
     """Run the command line; an error that names its own remedy is shown without a traceback."""
     try:
         app()
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, TransportError) as error:
         print(f"shardwise: {error}", file=sys.stderr)
         sys.exit(2)
 

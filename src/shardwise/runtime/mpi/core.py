@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shardwise.runtime.mpi.buffers import Finish
 from shardwise.runtime.mpi.library import load
-from shardwise.runtime.mpi.work import Label, MPIWork
+from shardwise.runtime.mpi.work import MPIWork
 from shardwise.runtime.poller import Poller, Request
 
 
@@ -40,10 +40,11 @@ class Core(dist.ProcessGroup):
         self.poller = poller
         self._rank: int = comm.Get_rank()
         self._size: int = comm.Get_size()
-        self._me = self.members[self._rank]
-        self._others = tuple(rank for rank in self.members if rank != self._me)
+        self.me = self.members[self._rank]
+        self._others = tuple(rank for rank in self.members if rank != self.me)
         self._deadline_seconds = timeout.total_seconds()
         self._byte = load().BYTE
+        self._in_place = load().IN_PLACE
         self._group_name = name
         self._group_desc = ""
 
@@ -97,8 +98,7 @@ class Core(dist.ProcessGroup):
         seconds = self._deadline_seconds
         if opts is not None and (asked := opts.timeout.total_seconds()) > 0:
             seconds = asked
-        label = Label(name, self._me, None, outputs, self.label)
-        return MPIWork(self.poller, request, seconds, label, self._others, outputs, keep, finish)
+        return MPIWork(self, request, seconds, name, self._others, outputs, keep, finish)
 
     def shutdown(self) -> None:
         """Free the communicators."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from shardwise.runtime.mpi.buffers import readable, writable
 from shardwise.runtime.mpi.core import Core
 from shardwise.runtime.mpi.library import load
-from shardwise.runtime.mpi.work import Label, MPIWork, ReceivedFromAny, StatusRequest
+from shardwise.runtime.mpi.work import MPIWork, ReceivedFromAny, StatusRequest
 
 
 class PointToPoint(Core):
@@ -28,8 +28,7 @@ class PointToPoint(Core):
         peer = self.members[dst]
         if self.poller.bell is not None:
             self.poller.bell.ring((peer,))
-        label = Label("send", self._me, peer, tensors, self.label)
-        return MPIWork(self.poller, request, self._deadline_seconds, label, (peer,), tensors, ready)
+        return MPIWork(self, request, self._deadline_seconds, "send", (peer,), tensors, ready)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> MPIWork:
         """Start receiving one tensor from a rank of this group."""
@@ -39,8 +38,7 @@ class PointToPoint(Core):
         buffer = load().memory.fromaddress(target.data_ptr(), nbytes)
         request = self.comm.Irecv([buffer, nbytes, self._byte], src, tag)
         peer = self.members[src]
-        label = Label("recv", self._me, peer, tensors, self.label)
-        return MPIWork(self.poller, request, self._deadline_seconds, label, (peer,), tensors, target, finish)
+        return MPIWork(self, request, self._deadline_seconds, "recv", (peer,), tensors, target, finish)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> MPIWork:
         """Start receiving one tensor from whichever rank sends first."""
@@ -50,12 +48,11 @@ class PointToPoint(Core):
         status: Any = mpi.Status()
         buffer = mpi.memory.fromaddress(target.data_ptr(), target.nbytes)
         request = self.comm.Irecv([buffer, target.nbytes, self._byte], mpi.ANY_SOURCE, tag)
-        label = Label("recv", self._me, -1, tensors, self.label)
         work = ReceivedFromAny(
-            self.poller,
+            self,
             StatusRequest(request, status),
             self._deadline_seconds,
-            label,
+            "recv from any rank",
             self._others,
             tensors,
             target,

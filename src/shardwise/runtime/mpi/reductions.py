@@ -15,24 +15,18 @@ from torch import Tensor
 from shardwise.runtime.mpi import types
 from shardwise.runtime.mpi.buffers import Finish, direct, flat_readable, memory, readable
 from shardwise.runtime.mpi.core import Core, as_list, in_chain
-from shardwise.runtime.mpi.library import load
 from shardwise.runtime.mpi.work import Batch, MPIWork
 
 _SUM = dist.ReduceOp(dist.ReduceOp.SUM)
 
 
-def _prepared(tensor: Tensor, op: dist.ReduceOp) -> Tensor:
+def _prepared(tensor: Tensor, op: Any, recipe: types.Recipe) -> Tensor:
     """Return what this rank contributes: widened, scaled and contiguous; the tensor itself if it can be."""
-    ready = tensor.float() if tensor.dtype in types.WIDENED else tensor
-    scale = types.factor(op)
-    return readable(ready if scale is None else ready * scale)
-
-
-def _owned(tensor: Tensor, op: dist.ReduceOp) -> Tensor:
-    """Like `_prepared`, in memory that MPI may overwrite with the result."""
-    ready = _prepared(tensor, op)
-    # `contiguous()` and `cpu()` return views of their argument when there is nothing to do.
-    return ready if ready is tensor or ready.data_ptr() != tensor.data_ptr() else ready.clone()
+    if recipe.widened:
+        tensor = tensor.float()
+    if recipe.scaled:
+        tensor = tensor * types.factor(op)
+    return readable(tensor)
 
 
 def _average(tensor: Tensor, size: int) -> None:
@@ -47,27 +41,26 @@ def _average(tensor: Tensor, size: int) -> None:
 class Reductions(Core):
     """All-reduce, reduce and reduce-scatter in all their forms."""
 
-    def _settle(self, tensor: Tensor, result: Tensor, op: dist.ReduceOp) -> Finish | None:
+    def _settle(self, tensor: Tensor, result: Tensor, recipe: types.Recipe) -> Finish | None:
         """Return what turns the reduced buffer into the tensor's final value, if anything is left to do."""
-        average = types.is_average(op)
-        if result is tensor and not average:
+        if result is tensor and not recipe.averaged:
             return None
 
         def finish() -> None:
             with torch.no_grad():
-                if average:
+                if recipe.averaged:
                     _average(result, self._size)
                 if result is not tensor:
                     tensor.copy_(result.view(tensor.shape))
 
         return finish
 
-    def _start_allreduce(self, tensor: Tensor, op: dist.ReduceOp) -> tuple[Any, Tensor, Finish | None]:
-        buffer = _owned(tensor, op)
-        dtype = buffer.dtype
-        spec = [memory(buffer), buffer.numel(), types.datatype(dtype)]
-        request = self.comm.Iallreduce(load().IN_PLACE, spec, types.operation(op, dtype))
-        return request, buffer, self._settle(tensor, buffer, op)
+    def _start_allreduce(self, tensor: Tensor, op: Any) -> tuple[Any, Tensor, Finish | None]:
+        recipe = types.recipe(op, tensor.dtype)
+        buffer = _prepared(tensor, op, recipe)
+        spec = [memory(buffer), buffer.numel(), recipe.datatype]
+        request = self.comm.Iallreduce(self._in_place, spec, recipe.operation)
+        return request, buffer, self._settle(tensor, buffer, recipe)
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> MPIWork:
         """Start an all-reduce in place."""
@@ -95,19 +88,19 @@ class Reductions(Core):
         root = opts if isinstance(opts, int) else opts.rootRank
         reduce_op = _op(op) if isinstance(opts, int) else _op(opts)
         (tensor,) = tensors
-        is_root = self._rank == root
-        buffer = _owned(tensor, reduce_op) if is_root else _prepared(tensor, reduce_op)
-        spec = [memory(buffer), buffer.numel(), types.datatype(buffer.dtype)]
-        mpi_op = types.operation(reduce_op, buffer.dtype)
-        if is_root:
-            request = self.comm.Ireduce(load().IN_PLACE, spec, mpi_op, root)
+        recipe = types.recipe(reduce_op, tensor.dtype)
+        buffer = _prepared(tensor, reduce_op, recipe)
+        spec = [memory(buffer), buffer.numel(), recipe.datatype]
+        finish = None
+        if self._rank == root:
+            request = self.comm.Ireduce(self._in_place, spec, recipe.operation, root)
+            finish = self._settle(tensor, buffer, recipe)
         else:
-            request = self.comm.Ireduce(spec, None, mpi_op, root)
-        finish = self._settle(tensor, buffer, reduce_op) if is_root else None
+            request = self.comm.Ireduce(spec, None, recipe.operation, root)
         return self.submit(request, "reduce", tensors, buffer, _options(opts), finish)
 
     def _start_reduce_scatter(
-        self, output: Tensor, flat: Tensor, op: dist.ReduceOp
+        self, output: Tensor, flat: Tensor, op: Any
     ) -> tuple[Any, object, Finish | None]:
         """Start a reduce-scatter of a flat input of `size` equal parts."""
         if flat.numel() != output.numel() * self._size:
@@ -115,19 +108,19 @@ class Reductions(Core):
                 f"reduce_scatter: input has {flat.numel()} elements, output {output.numel()}; "
                 f"with {self._size} ranks the input needs {output.numel() * self._size}"
             )
-        source = _prepared(flat, op)
-        kind = types.datatype(source.dtype)
+        recipe = types.recipe(op, flat.dtype)
+        source = _prepared(flat, op, recipe)
         if source.dtype == output.dtype and direct(output):
             result = output
         else:
             result = torch.empty(output.numel(), dtype=source.dtype, device=source.device)
         # Without a count mpi4py divides the buffer by the ranks; a count would mean one rank's part.
         request = self.comm.Ireduce_scatter_block(
-            [memory(source), kind],
-            [memory(result), result.numel(), kind],
-            types.operation(op, source.dtype),
+            [memory(source), recipe.datatype],
+            [memory(result), result.numel(), recipe.datatype],
+            recipe.operation,
         )
-        return request, (source, result), self._settle(output, result, op)
+        return request, (source, result), self._settle(output, result, recipe)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> MPIWork:
         """Start a reduce-scatter of a list of tensors, which may differ in size between ranks."""
@@ -139,16 +132,16 @@ class Reductions(Core):
         if all(count == counts[0] for count in counts):
             request, keep, finish = self._start_reduce_scatter(output, flat, op)
         else:
-            source = _prepared(flat, op)
+            recipe = types.recipe(op, flat.dtype)
+            source = _prepared(flat, op, recipe)
             result = torch.empty(output.numel(), dtype=source.dtype, device=source.device)
-            kind = types.datatype(source.dtype)
             request = self.comm.Ireduce_scatter(
-                [memory(source), source.numel(), kind],
-                [memory(result), result.numel(), kind],
+                [memory(source), source.numel(), recipe.datatype],
+                [memory(result), result.numel(), recipe.datatype],
                 counts,
-                types.operation(op, source.dtype),
+                recipe.operation,
             )
-            keep, finish = (source, result), self._settle(output, result, op)
+            keep, finish = (source, result), self._settle(output, result, recipe)
         return self.submit(request, "reduce_scatter", [output], (keep, flat), _options(opts), finish)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> MPIWork:
@@ -178,14 +171,14 @@ class Reductions(Core):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
 
-def _op(opts: Any) -> dist.ReduceOp:
+def _op(opts: Any) -> Any:
     if opts is None:
         return _SUM
     if isinstance(opts, dist.ReduceOp):
         return opts
     if isinstance(opts, dist.ReduceOp.RedOpType):
         return dist.ReduceOp(opts)
-    return opts.reduceOp  # type: ignore[no-any-return]
+    return opts.reduceOp
 
 
 def _options(opts: Any) -> Any:

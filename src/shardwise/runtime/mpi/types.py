@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -62,9 +63,7 @@ def datatype(dtype: torch.dtype) -> Any:
     return getattr(load(), _NAMES[dtype])
 
 
-@cache
-def _operation(kind: Any, dtype: torch.dtype) -> Any:
-    name = _OPS[kind]
+def _operation(name: str, dtype: torch.dtype) -> Any:
     if dtype == torch.bool:
         name = _BOOL_OPS[name]
     elif name in ("BAND", "BOR", "BXOR") and (dtype.is_floating_point or dtype.is_complex):
@@ -74,16 +73,37 @@ def _operation(kind: Any, dtype: torch.dtype) -> Any:
     return getattr(load(), name)
 
 
-def operation(op: Any, dtype: torch.dtype) -> Any:
-    """Return the MPI operation that reduces elements of a dtype."""
-    return _operation(op.op, dtype)
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Hold how tensors of a dtype are reduced: in which MPI type, by which operation, and what is left."""
+
+    datatype: Any
+    operation: Any
+    widened: bool  # reduced in float32
+    averaged: bool  # the sum is divided by the number of ranks
+    scaled: bool  # every part is multiplied by a factor first
 
 
-def is_average(op: Any) -> bool:
-    """Return whether the sum is to be divided by the number of ranks."""
-    return bool(op.op == ReduceOp.AVG)
+def recipe(op: Any, dtype: torch.dtype) -> Recipe:
+    """Return how a reduction is carried out."""
+    # Comparing and hashing torch's enum costs more than the reduction of a small tensor.
+    return _recipe(op.op.value, dtype)
+
+
+@cache
+def _recipe(value: int, dtype: torch.dtype) -> Recipe:
+    kind = ReduceOp.RedOpType(value)
+    widened = dtype in WIDENED
+    reduced_in = torch.float32 if widened else dtype
+    return Recipe(
+        datatype(reduced_in),
+        _operation(_OPS[kind], reduced_in),
+        widened,
+        kind == ReduceOp.AVG,
+        kind == ReduceOp.PREMUL_SUM,
+    )
 
 
 def factor(op: Any) -> Any:
-    """Return the number or tensor each rank's part is multiplied with before a sum, or None."""
-    return op.__getstate__()[1] if op.op == ReduceOp.PREMUL_SUM else None
+    """Return the number or tensor each rank's part is multiplied with before a scaled sum."""
+    return op.__getstate__()[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,25 +26,12 @@ class Batch:
         return not self._pending
 
 
-class Label:
-    """Describe an operation for error messages; formatted only when one is raised."""
+class Party(Protocol):
+    """What a handle needs to know of its group."""
 
-    __slots__ = ("_group_name", "_name", "_peer", "_rank", "_tensors")
-
-    def __init__(self, name: str, rank: int, peer: int | None, tensors: Sequence[Tensor], group: str) -> None:
-        self._name, self._rank, self._peer = name, rank, peer
-        self._tensors, self._group_name = tensors, group
-
-    def __str__(self) -> str:
-        parts = [f"rank {self._rank}: {self._name}"]
-        if self._peer is not None:
-            parts.append(f"peer rank {self._peer}" if self._peer >= 0 else "any peer")
-        shown = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in self._tensors[:3]]
-        if len(self._tensors) > 3:
-            shown.append(f"and {len(self._tensors) - 3} more")
-        if shown:
-            parts.append("tensor " + ", ".join(shown))
-        return ", ".join(parts) + f" (group {self._group_name})"
+    poller: Poller
+    label: str
+    me: int
 
 
 class MPIWork(dist.Work):
@@ -52,20 +39,20 @@ class MPIWork(dist.Work):
 
     def __init__(
         self,
-        poller: Poller,
+        party: Party,
         request: Request,
         deadline_seconds: float,
-        label: Label,
+        name: str,
         ranks: Sequence[int],
         outputs: list[Tensor],
         keep: object,
         finish: Finish | None = None,
     ) -> None:
         super().__init__()
-        self._poller = poller
+        self._party = party
         self._request: Request | None = request
         self._deadline_seconds = deadline_seconds
-        self._label = label
+        self._name = name
         self._ranks = ranks
         self._outputs = outputs
         # MPI does not own the buffers: they live as long as the request does.
@@ -80,9 +67,21 @@ class MPIWork(dist.Work):
             # Callers in C++ pass zero for "no timeout given".
             if timeout is not None and (asked := timeout.total_seconds()) > 0:
                 seconds = asked
-            self._poller.wait(request, seconds, self._label, self._ranks)
+            self._party.poller.wait(request, seconds, self.describe, self._ranks)
             self._complete()
         return True
+
+    def describe(self) -> str:
+        """Return who does what with whom, for error messages."""
+        parts = [f"rank {self._party.me}: {self._name}"]
+        if self._name in ("send", "recv"):
+            parts.append(f"peer rank {self._ranks[0]}")
+        shown = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in self._outputs[:3]]
+        if len(self._outputs) > 3:
+            shown.append(f"and {len(self._outputs) - 3} more")
+        if shown:
+            parts.append("tensor " + ", ".join(shown))
+        return ", ".join(parts) + f" (group {self._party.label})"
 
     def is_completed(self) -> bool:
         """Return whether the operation is complete, letting it progress meanwhile."""
@@ -125,7 +124,7 @@ class MPIWork(dist.Work):
     def __del__(self) -> None:
         request = getattr(self, "_request", None)
         if request is not None:
-            self._poller.adopt(request, (self._keep, self._outputs))
+            self._party.poller.adopt(request, (self._keep, self._outputs))
 
 
 class ReceivedFromAny(MPIWork):
