@@ -19,6 +19,7 @@ from shardwise.program.lowered import Lowered, lower
 from shardwise.runtime.engine import Engine
 from shardwise.runtime.fabric import Fabric
 from shardwise.runtime.reducer import Reducer
+from shardwise.runtime.rules import Surroundings
 from shardwise.runtime.session import init
 from shardwise.runtime.store import Store, fill_store
 from shardwise.runtime.wire import Wire
@@ -36,6 +37,8 @@ class Trainer:
         plan: how to split it, as a `Plan` or its one line.
         loss: a callable `(output, target) -> scalar`.
         optimizer: a callable that makes an optimizer from (name, parameter) pairs.
+        seed: what the masks of dropout start from; they do not depend on the plan.
+        input_gradients: whether `input_gradients()` is wanted after each step.
     """
 
     def __init__(
@@ -46,6 +49,8 @@ class Trainer:
         *,
         loss: Loss,
         optimizer: Optimizer | None = None,
+        seed: int = 0,
+        input_gradients: bool = False,
     ) -> None:
         self.session = init()
         self.plan = Plan.parse(plan)
@@ -56,6 +61,9 @@ class Trainer:
         self.graph: Graph = attach(network, capture_loss(loss, network.output_specs, y, check=False))
         self.fabric = Fabric(mesh_of(self.plan))
         self.store = Store(self.device)
+        self.surroundings = Surroundings(self._modules(), seed)
+        self._wants_input_gradients = input_gradients
+        self._input_grads: dict[str, Tensor] = {}
         self._lowered: dict[tuple[tuple[int, ...], ...], Lowered] = {}
         self._engines: dict[tuple[tuple[int, ...], ...], Engine] = {}
         self.reducer: Reducer | None = None
@@ -66,8 +74,15 @@ class Trainer:
         self.optimizer = optimizer(trained) if optimizer is not None and trained else None
         self.step_seconds: list[float] = []
 
+    def _modules(self) -> dict[str, nn.Module]:
+        modules = dict(self.model.named_modules())
+        if isinstance(self.loss, nn.Module):
+            modules |= {f"loss.{name}": module for name, module in self.loss.named_modules()}
+        return modules
+
     def _state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        state |= dict(self.graph.constants)
         if isinstance(self.loss, nn.Module):
             prefixed = {**dict(self.loss.named_parameters()), **dict(self.loss.named_buffers())}
             state |= {f"loss.{name}": tensor for name, tensor in prefixed.items()}
@@ -78,7 +93,6 @@ class Trainer:
         lowered = self._lower(self.graph.shapes)
         self.cuts = lowered.cuts
         mesh, state = self.fabric.mesh, self._state()
-        replica, position = mesh.place(self.fabric.rank)
         holders: dict[tuple[str, Box], set[int]] = {}
         order: list[str] = []
         for stage in reversed(range(mesh.stages)):
@@ -105,13 +119,17 @@ class Trainer:
 
     def _lower(self, shapes: tuple[tuple[int, ...], ...]) -> Lowered:
         if shapes not in self._lowered:
-            self._lowered[shapes] = lower(self.graph.at(*shapes), self.plan, self.cuts)
+            self._lowered[shapes] = lower(
+                self.graph.at(*shapes), self.plan, self.cuts, input_gradients=self._wants_input_gradients
+            )
         return self._lowered[shapes]
 
     def _engine(self, shapes: tuple[tuple[int, ...], ...]) -> Engine:
         if shapes not in self._engines:
             lowered = self._lower(shapes)
-            self._engines[shapes] = Engine(lowered, self.fabric, self.store, self.device, self.reducer)
+            self._engines[shapes] = Engine(
+                lowered, self.fabric, self.store, self.device, self.reducer, self.surroundings
+            )
         return self._engines[shapes]
 
     def step(self, x: Any, y: Any) -> float:
@@ -120,6 +138,7 @@ class Trainer:
         shapes = tuple(tuple(t.shape) for t in tensors)
         engine = self._engine(shapes)
         inputs = {layer.name: t for layer, t in zip(self.graph.inputs, tensors, strict=True)}
+        self._shapes = {name: tuple(t.shape) for name, t in inputs.items()}
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
         else:
@@ -129,6 +148,8 @@ class Trainer:
         update = self.optimizer.step if self.optimizer is not None else None
         loss = engine.step(inputs, update)
         self.fabric.world.all_reduce(loss)
+        self.surroundings.step += 1
+        self._input_grads = engine.input_grads
         self.step_seconds.append(time.perf_counter() - start)
         return float(loss)
 
@@ -136,6 +157,19 @@ class Trainer:
         """Return the gradients of the last step as whole tensors by the user's names, on every rank."""
         grads = {name: p.grad for name, p in self.store.parameters.items()}
         return self._gather(self.graph.parameters, grads)
+
+    def input_gradients(self) -> list[Tensor]:
+        """Return the gradients of the model's inputs in the last step, whole on every rank."""
+        result = []
+        for layer in self.graph.inputs:
+            if layer.spec.is_float and not layer.name.startswith("loss."):
+                shape, dtype = self._shapes[layer.name], getattr(torch, layer.spec.dtype)
+                grad = torch.zeros(shape, dtype=dtype, device=self.device)
+                if layer.name in self._input_grads:
+                    grad += self._input_grads[layer.name]
+                self.fabric.world.all_reduce(grad)
+                result.append(grad)
+        return result
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return parameters and buffers as whole tensors by the user's names, on every rank."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shardwise.geometry import even_bounds
+from shardwise.geometry import Part, even_bounds
 from shardwise.graph import Graph, Kind, Layer, Operand, Source
 from shardwise.plan import Split, Way
 from shardwise.program.cuts import Cuts
@@ -19,12 +19,14 @@ class Home:
     """Where a value lives once it is complete.
 
     With `sums` the layer that makes it works on a cut contraction: every rank makes a summand of the whole
-    value, and `reads` says how each value operand is cut for that.
+    value, and `reads` says how each value operand is cut for that. With `again` the value is whole only
+    because its layer could not be split; its readers may cut it again as if it came from outside.
     """
 
     cuts: Cuts
     sums: bool = False
     reads: tuple[Cuts, ...] = ()
+    again: bool = False
 
 
 def assign(graph: Graph, layers: Iterable[Layer], split: Split, tail: str) -> dict[str, Home]:
@@ -36,17 +38,16 @@ def assign(graph: Graph, layers: Iterable[Layer], split: Split, tail: str) -> di
     for layer in layers:
         for source in layer.inputs:
             if source not in homes:
-                homes[source] = Home(_entry(graph[source], split))
+                homes[source] = Home(_entry(graph[source].shape, split))
         if layer.kind is Kind.INPUT:
-            homes[layer.name] = Home(_entry(layer, split))
+            homes[layer.name] = Home(_entry(layer.shape, split))
         else:
             homes[layer.name] = _home(layer, homes, split, tail)
     return homes
 
 
-def _entry(layer: Layer, split: Split) -> Cuts:
+def _entry(shape: tuple[int, ...], split: Split) -> Cuts:
     """Cut a value that comes from outside of the stage."""
-    shape = layer.shape
     if split.way is Way.SPATIAL and len(shape) == len(split.grid) + 2:
         first = len(shape) - len(split.grid)
         return Cuts.along(shape, {first + i: n for i, n in enumerate(split.grid)})
@@ -57,14 +58,17 @@ def _entry(layer: Layer, split: Split) -> Cuts:
 
 def _home(layer: Layer, homes: Mapping[str, Home], split: Split, tail: str) -> Home:
     if len(layer.outputs) != 1:
-        return Home(Cuts.none(layer.outputs[0].shape))
-    if layer.kind in _WEIGHTED and split.way in (Way.FILTER, Way.CHANNEL):
-        return _weighted(layer, homes, split)
+        return Home(Cuts.none(layer.outputs[0].shape), again=True)
     values = [o for o in layer.operands if o.origin is Source.VALUE]
+    known = {o.source: _cuts(o, homes, split) for o in values}
+    way = split.way
+    if way is Way.SPATIAL and tail == "filter" and not any(_tiled(cuts) for cuts in known.values()):
+        way = Way.FILTER
+    if layer.kind in _WEIGHTED and way in (Way.FILTER, Way.CHANNEL):
+        return _weighted(layer, homes, Split(way, (split.width,)))
     # The largest operand that is cut decides; the others are brought to it.
-    leading = sorted(values, key=lambda o: -o.spec.numel)
-    for operand in leading:
-        cuts = homes[operand.source].cuts
+    for operand in sorted(values, key=lambda o: -o.spec.numel):
+        cuts = known[operand.source]
         if not cuts.dims:
             continue
         out = _follow(operand, cuts, layer)
@@ -73,22 +77,46 @@ def _home(layer: Layer, homes: Mapping[str, Home], split: Split, tail: str) -> H
         reads = _summands(layer, operand, cuts)
         if reads is not None:
             return Home(_tail(layer, split, tail), True, reads)
-        return Home(_tail(layer, split, tail))
+        return _whole(layer, split, tail)
     return Home(Cuts.none(layer.shape))
+
+
+def _cuts(operand: Operand, homes: Mapping[str, Home], split: Split) -> Cuts:
+    """Return how a value is cut, or may be cut for free because every rank holds it whole."""
+    home = homes[operand.source]
+    return _entry(operand.spec.shape, split) if home.again else home.cuts
+
+
+def _tiled(cuts: Cuts) -> bool:
+    return any(d > 1 for d in cuts.dims)
+
+
+def _whole(layer: Layer, split: Split, tail: str) -> Home:
+    """Compute a layer that cannot be split: whole, or by samples behind the last tile.
+
+    An opaque layer that makes an image stands between tiled layers more often than behind them: the readers
+    of its value tile it again.
+    """
+    if layer.kind is not Kind.OTHER:
+        return Home(_tail(layer, split, tail))
+    entry = _entry(layer.shape, split)
+    again = bool(entry.dims) and tail != "replicate" and _large_enough(entry, split, "auto")
+    return Home(Cuts.none(layer.shape) if again else _tail(layer, split, tail), again=again)
 
 
 def _follow(operand: Operand, cuts: Cuts, layer: Layer) -> Cuts | None:
     """Carry the cuts of an operand over to the output; None if a cut dimension is read whole."""
     bounds: list[tuple[int, ...]] = [(0, n) for n in layer.shape]
-    wraps = layer.attributes.get("padding_mode", "zeros") != "zeros"
     for dim in cuts.dims:
         axis = operand.access[dim]
-        if axis.out is None or (wraps and dim > 1):
+        if axis.out is None or axis.out in layer.attributes.get("dims", ()) * (layer.op == "layer_norm"):
             return None
         n, total = operand.spec.shape[dim], layer.shape[axis.out]
-        if axis.map.size(n) == total:
+        regrouped = dim == 1 and isinstance(axis.map, Part)
+        if axis.map.size(n) == total and not regrouped:
             bounds[axis.out] = axis.map.own(cuts.bounds[dim], n)
         else:
+            # Channels that were joined or picked are dealt out evenly again.
             bounds[axis.out] = even_bounds(total, len(cuts.bounds[dim]) - 1)
     return Cuts(tuple(bounds))
 
@@ -121,7 +149,7 @@ def _tail(layer: Layer, split: Split, tail: str) -> Cuts:
     by_batch = any(
         o.origin is Source.VALUE and o.access and o.access[0].out == 0 for o in layer.operands
     ) and bool(layer.shape)
-    if split.way is not Way.SPATIAL or not by_batch or tail == "replicate":
+    if split.way is not Way.SPATIAL or not by_batch or tail in ("replicate", "filter"):
         return Cuts.none(layer.shape)
     if tail == "auto" and layer.shape[0] < split.width:
         return Cuts.none(layer.shape)
@@ -132,18 +160,32 @@ def _weighted(layer: Layer, homes: Mapping[str, Home], split: Split) -> Home:
     """Split a layer with weights by filters, or by the channels that it sums over."""
     operand = layer.operands[0]
     features = len(layer.shape) - 1 if layer.kind is Kind.LINEAR else 1
+    if layer.attributes.get("groups", 1) > 1:
+        return _grouped(layer, split)
     out = Cuts.along(layer.shape, {features: split.width})
+    enough = layer.shape[features] >= split.width
     group = next((g for g in layer.contracts if g[0][0] == 0), None)
     if split.way is Way.CHANNEL and group is not None:
         dim = group[0][1]
         if operand.spec.shape[dim] >= split.width:
             reads = _summands(layer, operand, Cuts.along(operand.spec.shape, {dim: split.width}))
             if reads is not None:
-                return Home(out, True, reads)
-    if layer.attributes.get("groups", 1) > 1:
-        followed = _follow(operand, homes[operand.source].cuts, layer)
-        aligned = layer.attributes["groups"] % split.width == 0
-        return Home(followed if followed is not None and aligned else Cuts.none(layer.shape))
-    if layer.shape[features] < split.width:
+                return Home(out if enough else Cuts.none(layer.shape), True, reads)
+    return Home(out if enough else Cuts.none(layer.shape))
+
+
+def _grouped(layer: Layer, split: Split) -> Home:
+    """Share out the groups of a grouped convolution: a rank needs only the channels of its own groups."""
+    groups: int = layer.attributes["groups"]
+    if groups < split.width:
         return Home(Cuts.none(layer.shape))
-    return Home(out)
+    outputs = layer.shape[1] // groups
+    bounds = [(0, n) for n in layer.shape]
+    return Home(
+        Cuts(
+            tuple(
+                tuple(b * outputs for b in even_bounds(groups, split.width)) if d == 1 else b
+                for d, b in enumerate(bounds)
+            )
+        )
+    )

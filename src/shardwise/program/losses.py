@@ -3,7 +3,7 @@
     mean loss = numerator / denominator,  both summed over all samples and pixels of the mini-batch
 
 The numerator and the denominator are the two elements of one small tensor; cutting the samples or pixels
-gives partial sums of it, exactly like any other contraction.
+gives partial sums of it, exactly like any other contraction. A loss without reduction is elementwise.
 """
 
 from __future__ import annotations
@@ -11,31 +11,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwise.geometry.access import WHOLE
+from shardwise.geometry.access import WHOLE, Access, Axis
 from shardwise.graph import Kind, Layer, Operand, Source, TensorSpec
 
 TERMS = "loss_terms"
 RATIO = "loss_ratio"
+CLASSES = ("cross_entropy", "nll_loss")
+"""Losses that read all classes of a pixel at once."""
+PLAIN = (
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "kl_div"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+)
+"""Losses of single elements."""
+
+Contracts = tuple[tuple[tuple[int, int], ...], ...]
 
 
-def expand_losses(layers: Sequence[Layer]) -> list[Layer]:
-    """Replace every mean or sum loss by a layer that sums its terms and one that divides them."""
+def expand_losses(layers: Sequence[Layer], *, shared: bool = False) -> list[Layer]:
+    """Replace every mean or sum loss by a layer that sums its terms and one that divides them.
+
+    Args:
+        layers: the layers of a stage.
+        shared: whether other replicas or micro-batches have shares of the same mini-batch; noted as the
+            attribute `shared` of both layers.
+    """
     result: list[Layer] = []
     for layer in layers:
-        if layer.kind is Kind.LOSS and layer.attributes.get("reduction") in ("mean", "sum"):
-            result += _expand(layer)
+        known = layer.kind is Kind.LOSS and layer.op in (*CLASSES, *PLAIN) and _aligned(layer)
+        reduction = layer.attributes.get("reduction")
+        if known and reduction in ("mean", "sum", "batchmean"):
+            result += _expand(layer, shared)
+        elif known and reduction == "none":
+            result.append(_elementwise(layer))
         else:
             result.append(layer)
     return result
 
 
-def _expand(layer: Layer) -> list[Layer]:
+def _aligned(layer: Layer) -> bool:
+    """Tell whether the dimensions of input and target belong together one by one."""
+    value, target = layer.operands[0].spec.shape, layer.operands[1].spec.shape
+    if layer.op not in CLASSES:
+        return value == target
+    return len(value) > 1 and target in (value, (value[0], *value[2:]))
+
+
+def _expand(layer: Layer, shared: bool) -> list[Layer]:
     spec = TensorSpec((2,), layer.spec.dtype)
     terms = replace(
         layer,
         name=f"{layer.name}.terms",
         op=TERMS,
-        attributes={**layer.attributes, "loss": layer.op},
+        attributes={**layer.attributes, "loss": layer.op, "shared": shared},
         outputs=(spec,),
         operands=tuple(replace(o, access=(WHOLE,) * len(o.spec.shape)) for o in layer.operands),
         contracts=_contracts(layer),
@@ -43,7 +70,12 @@ def _expand(layer: Layer) -> list[Layer]:
     ratio = replace(
         layer,
         op=RATIO,
-        attributes={**layer.attributes, "empty": layer.operands[0].spec.numel == 0},
+        attributes={
+            **layer.attributes,
+            "shared": shared,
+            "empty": layer.operands[0].spec.numel == 0,
+            "samples": layer.operands[0].spec.shape[0] if layer.operands[0].spec.shape else 1,
+        },
         operands=(Operand("input", terms.name, Source.VALUE, spec, (WHOLE,)),),
         contracts=(),
         call=None,
@@ -54,12 +86,51 @@ def _expand(layer: Layer) -> list[Layer]:
     return [terms, ratio]
 
 
-def _contracts(layer: Layer) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Pair the dimensions of the input and of the target that can be cut together."""
-    value, target = layer.operands[0], layer.operands[1]
-    ndim = len(value.spec.shape)
-    if layer.op not in ("cross_entropy", "nll_loss"):
-        return tuple(((0, d), (1, d)) for d in range(ndim)) if value.spec.shape == target.spec.shape else ()
-    if value.spec.shape == target.spec.shape:
-        return tuple(((0, d), (1, d)) for d in range(ndim) if d != 1)
-    return tuple(((0, d), (1, d - (d > 1))) for d in range(ndim) if d != 1)
+def _contracts(layer: Layer) -> Contracts:
+    """List the dimensions of the input that can be cut, each with those of the other operands."""
+    value = layer.operands[0]
+    groups = []
+    for dim, n in enumerate(value.spec.shape):
+        pairs = [_place(layer, i, dim) for i in range(len(layer.operands))]
+        if pairs[1] is None:
+            continue
+        # A weight that is part of the model is held whole; so is what it would have to be cut with.
+        fixed = any(
+            place is not None and o.origin is not Source.VALUE and o.spec.shape[place] == n > 1
+            for place, o in zip(pairs, layer.operands, strict=True)
+        )
+        if not fixed:
+            groups.append(tuple((i, p) for i, p in enumerate(pairs) if p is not None))
+    return tuple(groups)
+
+
+def _place(layer: Layer, index: int, dim: int) -> int | None:
+    """Return which dimension of an operand goes along with dimension `dim` of the input, if it has one."""
+    shape, value = layer.operands[index].spec.shape, layer.operands[0].spec.shape
+    if index == 0:
+        return dim
+    if layer.op in CLASSES:
+        if dim == 1 or index > 1:
+            return None
+        return dim if shape == value else dim - (dim > 1)
+    # Weights are broadcast: their dimensions are counted from the last.
+    place = dim - (len(value) - len(shape))
+    return place if place >= 0 and shape[place] == value[dim] else None
+
+
+def _elementwise(layer: Layer) -> Layer:
+    """Describe a loss without reduction: one number per element, or per pixel where it reads classes."""
+    by_class = layer.op in CLASSES
+    ndim = len(layer.operands[0].spec.shape)
+    outs = [None if by_class and d == 1 else d - (by_class and d > 1) for d in range(ndim)]
+
+    def access(index: int, operand: Operand) -> Access:
+        found: list[Axis] = [WHOLE] * len(operand.spec.shape)
+        for dim, out in enumerate(outs):
+            place = _place(layer, index, dim)
+            if out is not None and place is not None:
+                found[place] = Axis(out)
+        return tuple(found)
+
+    operands = tuple(replace(o, access=access(i, o)) for i, o in enumerate(layer.operands))
+    return replace(layer, operands=operands)

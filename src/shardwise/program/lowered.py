@@ -24,12 +24,14 @@ class Lowered:
         plan: how it is split.
         cuts: index of the first layer of each stage but the first.
         program: the actions of every rank of a replica.
+        input_gradients: whether backward goes on to the model's own inputs.
     """
 
     graph: Graph
     plan: Plan
     cuts: tuple[int, ...]
     program: Program
+    input_gradients: bool = False
     _stages: dict[tuple[int, int, int], StageProgram] = field(default_factory=dict, repr=False)
 
     @property
@@ -60,11 +62,16 @@ class Lowered:
                 batch_norm=self.plan.batch_norm,
                 halo=self.plan.halo,
                 samples=shared or None,
-                differentiable=[
-                    e.value for e in self.program.edges if e.target == stage and e.differentiable
-                ],
+                differentiable=self._differentiable(stage),
             )
         return self._stages[key]
+
+    def _differentiable(self, stage: int) -> list[str]:
+        """Return the values from outside of a stage that need a gradient."""
+        values = [e.value for e in self.program.edges if e.target == stage and e.differentiable]
+        if self.input_gradients:
+            values += [layer.name for layer in self.graph.inputs if layer.spec.is_float]
+        return values
 
     def departures(self, stage: int) -> tuple[str, ...]:
         """Return the values that are wanted outside of a stage: by other stages, or by the user."""
@@ -74,12 +81,19 @@ class Lowered:
         return tuple(dict.fromkeys(values))
 
 
-def lower(graph: Graph, plan: Plan, cuts: Sequence[int] | None = None, *, training: bool = True) -> Lowered:
+def lower(
+    graph: Graph,
+    plan: Plan,
+    cuts: Sequence[int] | None = None,
+    *,
+    training: bool = True,
+    input_gradients: bool = False,
+) -> Lowered:
     """Lower one step of a plan on a network (with its loss, for training)."""
     chosen = tuple(cuts) if cuts is not None else choose_cuts(graph, plan)
     edges = stage_edges(graph, chosen)
     program = build(plan, edges, training=training)
-    return Lowered(graph, plan, chosen, program)
+    return Lowered(graph, plan, chosen, program, input_gradients)
 
 
 __all__ = ["Lowered", "lower"]

@@ -16,6 +16,7 @@ from shardwise.program.actions import Act, Action, Edge
 from shardwise.program.lowered import Lowered
 from shardwise.runtime.fabric import Fabric
 from shardwise.runtime.reducer import Reducer
+from shardwise.runtime.rules import Surroundings
 from shardwise.runtime.stage import BoundStage, Tape
 from shardwise.runtime.store import Store
 from shardwise.runtime.transfer import Transfer
@@ -36,8 +37,15 @@ class Engine:
     """Run steps of one lowered plan on this rank."""
 
     def __init__(
-        self, lowered: Lowered, fabric: Fabric, store: Store, device: torch.device, reducer: Reducer | None
+        self,
+        lowered: Lowered,
+        fabric: Fabric,
+        store: Store,
+        device: torch.device,
+        reducer: Reducer | None,
+        surroundings: Surroundings | None = None,
     ) -> None:
+        self.surroundings = surroundings or Surroundings()
         self.lowered, self.fabric, self.store, self.device, self.reducer = (
             lowered,
             fabric,
@@ -59,7 +67,7 @@ class Engine:
                 program = lowered.stage(stage, self.replica, m)
                 key = (stage, direction, id(program))
                 if key not in bound:
-                    bound[key] = BoundStage(program, member, store.tensors, wires, device)
+                    bound[key] = BoundStage(program, member, store.tensors, wires, device, self.surroundings)
                 self.stages[stage, m] = bound[key]
         self._bind_transfers()
         self.last = {a.stage: i for i, a in enumerate(self.actions) if a.act is Act.BACKWARD}
@@ -141,6 +149,7 @@ class Engine:
         self.inputs, self.update = inputs, update
         self.flights: dict[tuple[int, int], _Flight] = {}
         self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.input_grads: dict[str, Tensor] = {}
         for i, action in enumerate(self.actions):
             self.run[action.act](action, i)
         for transfers in self.transfers.values():
@@ -182,6 +191,7 @@ class Engine:
                 tensor = self.inputs[held.value][lo:hi] if held.layout.shape else self.inputs[held.value]
                 flight.arrivals[slot] = tensor[box.slices()].to(self.device)
         training = self.lowered.program.training
+        self.surroundings.first_sample = lo
         flight.departures, flight.tape = stage.forward(flight.arrivals, keep=training)
         flight.arrivals = {}
         for name in graph.output_names:
@@ -215,6 +225,18 @@ class Engine:
         ready = self.reducer.ready if final and self.reducer is not None else None
         flight.returns = stage.backward(flight.tape, flight.grads, ready)
         flight.tape, flight.grads, flight.departures = None, {}, {}
+        if self.lowered.input_gradients:
+            self._keep_input_grads(flight, stage, action)
+
+    def _keep_input_grads(self, flight: _Flight, stage: BoundStage, action: Action) -> None:
+        """Add this rank's part of the gradients of the model's inputs to their place in the mini-batch."""
+        lo, hi = self.lowered.samples(self.replica, action.micro_batch)
+        for slot, grad in flight.returns.items():
+            held = stage.program.arrivals[slot]
+            if self.lowered.graph[held.value].kind is Kind.INPUT:
+                whole = torch.zeros_like(self.inputs[held.value], device=self.device)
+                whole = self.input_grads.setdefault(held.value, whole)
+                whole[lo:hi][held.layout.box(stage.rank).slices()] += grad
 
     def _send_grad(self, action: Action, index: int) -> None:
         assert action.edge is not None

@@ -8,8 +8,7 @@ import torch.distributed as dist
 
 from shardwise.plan.mesh import Mesh
 from shardwise.plan.micro_batches import Direction
-from shardwise.runtime.stage import Wires
-from shardwise.runtime.wire import LoneWire, Wire, wire_of
+from shardwise.runtime.wire import LoneWire, Wire, Wires, wire_of
 
 
 class Fabric:

@@ -18,7 +18,18 @@ import torch
 from torch import Tensor
 
 from shardwise.program import Normalise
-from shardwise.runtime.wire import Wire
+from shardwise.runtime.shared_group_norm import SharedGroupNorm, accumulate
+from shardwise.runtime.wire import Wire, Wires
+
+
+def bind_norm(
+    op: Normalise, rank: int, wires: Wires, tensors: Mapping[str, Tensor]
+) -> SharedBatchNorm | SharedGroupNorm:
+    """Return one rank's part of a normalisation whose statistics several ranks share."""
+    if op.layer.op == "batch_norm":
+        wire = wires.group_and_replicas if op.over == "group" else wires.replicas
+        return SharedBatchNorm(op, rank, wire, tensors)
+    return SharedGroupNorm(op, rank, wires, tensors)
 
 
 @dataclass
@@ -95,9 +106,9 @@ class SharedBatchNorm:
             dy, x, self.weight, mean, var, None, None, False, self.eps, [True, True, True]
         )
         if self.weight is not None and self.weight.requires_grad:
-            _accumulate(self.weight, s2)
+            accumulate(self.weight, s2)
         if self.bias is not None and self.bias.requires_grad:
-            _accumulate(self.bias, s1)
+            accumulate(self.bias, s1)
         sums = torch.stack((s1, s2)).double()
         self.wire.all_reduce(sums)
         rstd = (var.double() + self.eps).rsqrt()
@@ -108,11 +119,5 @@ class SharedBatchNorm:
         slope, offset = slope.to(x.dtype).view(shape), offset.to(x.dtype).view(shape)
         inner_x, inner_dx = (x, dx) if self.owned is None else (x[self.owned], dx[self.owned])
         inner_dx.sub_(torch.addcmul(offset, inner_x, slope))
-        return dx
-
-
-def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    if parameter.grad is None:
-        parameter.grad = gradient.clone()
-    else:
-        parameter.grad.add_(gradient)
+        gradient: Tensor = dx
+        return gradient

@@ -58,6 +58,15 @@ class Wire(Protocol):
         """Start adding up; the tensor holds the sum when the result is complete."""
 
 
+@dataclass(frozen=True)
+class Wires:
+    """The wires of a stage: among its group, and those over which statistics are shared."""
+
+    group: Wire
+    group_and_replicas: Wire
+    replicas: Wire
+
+
 class TorchLine:
     """Receives and sends through torch.distributed, for every backend."""
 

@@ -10,16 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwise.program import Compute
+from shardwise.program.losses import CLASSES
 from shardwise.runtime.rules.registry import Run, cropped, rule
 
-_PLAIN: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
-    "mse_loss": (F.mse_loss, ()),
-    "l1_loss": (F.l1_loss, ()),
-    "smooth_l1_loss": (F.smooth_l1_loss, ("beta",)),
-    "huber_loss": (F.huber_loss, ("delta",)),
-    "binary_cross_entropy": (F.binary_cross_entropy, ()),
-    "binary_cross_entropy_with_logits": (F.binary_cross_entropy_with_logits, ()),
-}
+_SETTINGS = ("beta", "delta", "log_target")
 
 
 @rule("loss_terms")
@@ -29,16 +23,19 @@ def bind_terms(op: Compute, rank: int) -> Run:
     A loss that every rank sees whole is not partial: all of them make the same two numbers.
     """
     attributes = op.layer.attributes
-    if attributes["loss"] in ("cross_entropy", "nll_loss"):
+    if attributes["loss"] in CLASSES:
         return _class_terms(op, rank)
-    function, names = _PLAIN[attributes["loss"]]
+    function: Callable[..., Tensor] = getattr(F, attributes["loss"])
     pick = cropped(op, rank)
-    options = {name: attributes[name] for name in names if name in attributes}
+    options = {name: attributes[name] for name in _SETTINGS if name in attributes}
+    weights = [operand.role for operand in op.layer.operands[2:]]
+    by_batch = attributes["reduction"] == "batchmean"
 
     def run(tensors: Sequence[Any]) -> Tensor:
-        value, target = pick(tensors)
-        total = function(value, target, reduction="sum", **options)
-        return torch.stack((total, total.new_full((), value.numel())))
+        value, target, *rest = pick(tensors)
+        given = dict(zip(weights, rest, strict=True))
+        total = function(value, target, reduction="sum", **given, **options)
+        return torch.stack((total, total.new_full((), 0 if by_batch else value.numel())))
 
     return run
 
@@ -64,7 +61,7 @@ def _class_terms(op: Compute, rank: int) -> Run:
             if weight is None:
                 count = counts.sum().to(total.dtype)
             else:
-                count = weight[target.clamp(0)][counts].sum()
+                count = weight[target[counts]].sum()
         return torch.stack((total, count.detach()))
 
     return run
@@ -73,6 +70,9 @@ def _class_terms(op: Compute, rank: int) -> Run:
 @rule("loss_ratio")
 def bind_ratio(op: Compute, rank: int) -> Run:
     """Bind the division of the two sums, or the sum alone; a share without samples has no mean."""
-    if op.layer.attributes["reduction"] == "sum" or op.layer.attributes["empty"]:
+    attributes = op.layer.attributes
+    if attributes["reduction"] == "sum" or attributes["empty"]:
         return lambda tensors: tensors[0][0]
+    if attributes["reduction"] == "batchmean":
+        return lambda tensors: tensors[0][0] / attributes["samples"]
     return lambda tensors: tensors[0][0] / tensors[0][1]

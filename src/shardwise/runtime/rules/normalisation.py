@@ -36,3 +36,18 @@ def bind_batch_norm(op: Compute, rank: int) -> Run:
         return F.batch_norm(x, mean, var, get("weight"), get("bias"), training, factor or 0.0, eps)
 
     return run
+
+
+@rule("local_response_norm")
+def bind_local_response_norm(op: Compute, rank: int) -> Run:
+    """Bind a norm over neighbouring channels: normalise all that are held, keep those that are wanted."""
+    attributes, slices = op.layer.attributes, crop(op, rank, 0)
+    settings = (attributes["size"], attributes["alpha"], attributes["beta"], attributes["k"])
+    start = op.makes.layout.box(rank).lo[1] - op.wants[0].box(rank).lo[1]
+    channels = op.makes.layout.box(rank).shape[1]
+
+    def run(tensors: Sequence[Any]) -> Tensor:
+        x = tensors[0] if slices is None else tensors[0][slices]
+        return F.local_response_norm(x, *settings).narrow(1, start, channels)
+
+    return run

@@ -19,10 +19,11 @@ def bind_reduction(op: Compute, rank: int) -> Run:
     dims, keepdim = tuple(attributes["dims"]), bool(attributes["keepdim"])
     shape = op.layer.operands[0].spec.shape
     scale = 1.0 / math.prod(shape[d] for d in dims) if op.layer.op == "mean" else None
+    dtype = op.layer.call.kwargs.get("dtype") if op.layer.call is not None else None
     pick = cropped(op, rank)
 
     def run(tensors: Sequence[Any]) -> Tensor:
-        total: Tensor = pick(tensors)[0].sum(dims, keepdim=keepdim)
+        total: Tensor = pick(tensors)[0].sum(dims, keepdim=keepdim, dtype=dtype)
         return total if scale is None else total * scale
 
     return run

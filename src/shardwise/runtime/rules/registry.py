@@ -1,7 +1,8 @@
 """The execution rules: for each operator, how one rank computes its box of the output.
 
 A rule is a function `bind(op, rank) -> run`, called once when a program is bound. All arithmetic on boxes
-happens there; `run(tensors)` gets the local tensors in operand order and returns the local output.
+happens there; `run(tensors)` gets the local tensors in operand order and returns the local output. The few
+rules that need more than tensors (random masks, the user's own modules) are bound with `Surroundings` too.
 """
 
 from __future__ import annotations
@@ -9,21 +10,38 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from shardwise.graph import Ref
+from shardwise.graph import Kind, Ref
+from shardwise.graph.layer import Device
 from shardwise.program import Compute
+from shardwise.runtime.rules.surroundings import Surroundings
 
 Run = Callable[[Sequence[Any]], Tensor]
 Bind = Callable[[Compute, int], Run]
+PlacedBind = Callable[[Compute, int, Surroundings], Run]
 
-_RULES: dict[str, Bind] = {}
+OPAQUE = "opaque"
+"""The rule of all layers of kind OTHER."""
+
+_RULES: dict[str, PlacedBind] = {}
 
 
 def rule(*ops: str) -> Callable[[Bind], Bind]:
     """Register a function as the rule of the given operators."""
 
     def register(bind: Bind) -> Bind:
+        placed_rule(*ops)(lambda op, rank, surroundings: bind(op, rank))
+        return bind
+
+    return register
+
+
+def placed_rule(*ops: str) -> Callable[[PlacedBind], PlacedBind]:
+    """Register a rule that is bound with its surroundings."""
+
+    def register(bind: PlacedBind) -> PlacedBind:
         for op in ops:
             if op in _RULES:
                 raise ValueError(f"two execution rules for {op!r}")
@@ -33,13 +51,15 @@ def rule(*ops: str) -> Callable[[Bind], Bind]:
     return register
 
 
-def bind(op: Compute, rank: int) -> Run:
+def bind(op: Compute, rank: int, surroundings: Surroundings | None = None) -> Run:
     """Return the function that computes this rank's part of a layer."""
     box = op.makes.layout.box(rank)
     if box.empty:
-        shape = box.shape
-        return lambda tensors: tensors[0].new_zeros(shape)
-    return _RULES.get(op.layer.op, generic)(op, rank)
+        shape, dtype = box.shape, getattr(torch, op.makes.spec.dtype)
+        return lambda tensors: tensors[0].new_zeros(shape, dtype=dtype)
+    surroundings = surroundings or Surroundings()
+    found = _RULES.get(op.layer.op if op.layer.kind is not Kind.OTHER else OPAQUE)
+    return generic(op, rank) if found is None else found(op, rank, surroundings)
 
 
 def crop(op: Compute, rank: int, index: int) -> tuple[slice, ...] | None:
@@ -76,6 +96,8 @@ def fill(template: Any, tensors: Sequence[Any]) -> Any:
     """Replace every `Ref` in the arguments of a call by its tensor."""
     if isinstance(template, Ref):
         return tensors[template.index]
+    if isinstance(template, Device):
+        return tensors[0].device
     if isinstance(template, (tuple, list)):
         return type(template)(fill(item, tensors) for item in template)
     if isinstance(template, Mapping):

@@ -1,0 +1,73 @@
+"""How far two results may be apart.
+
+    error = max|a - b| / max(max|b|, 1e-6 x the model's largest gradient)  <=  1e-10        in float64
+
+Some gradients are zero in exact arithmetic (a bias in front of a batch norm): both sides hold rounding noise
+then, and no relative error means anything. So an error is also accepted if it is within ten times the noise
+floor of the comparison: how far one device is from itself when its samples come in another order, which
+changes nothing but the order of sums. The floor is measured for each tensor in the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+LIMIT = 1e-10
+FLOOR_FACTOR = 10.0
+
+
+@dataclass
+class Outcome:
+    """Everything that a run of some steps leaves behind."""
+
+    losses: list[float]
+    gradients: dict[str, Tensor]
+    state: dict[str, Tensor]
+    inputs: list[Tensor] = field(default_factory=list)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name all results."""
+        result = {"loss": torch.tensor(self.losses, dtype=torch.float64)}
+        result |= {f"gradient of {name}": t for name, t in self.gradients.items()}
+        result |= {f"state {name}": t for name, t in self.state.items()}
+        return result | {f"gradient of input {i}": t for i, t in enumerate(self.inputs)}
+
+
+def scale_of(outcome: Outcome) -> float:
+    """Return the model's largest gradient."""
+    return max((float(g.abs().max()) for g in outcome.gradients.values() if g.numel()), default=0.0)
+
+
+def errors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], largest: float) -> dict[str, float]:
+    """Return the error of every tensor; infinite where shapes, names or NaNs do not agree."""
+    result = {}
+    for name in expected.keys() | found.keys():
+        if name not in found or name not in expected or found[name].shape != expected[name].shape:
+            result[name] = float("inf")
+            continue
+        a, b = found[name].double(), expected[name].double()
+        if not b.numel():
+            result[name] = 0.0
+            continue
+        if bool(a.isnan().any()) or bool(b.isnan().any()):
+            result[name] = (
+                0.0 if torch.equal(a.isnan(), b.isnan()) and bool(a.isnan().all()) else float("inf")
+            )
+            continue
+        result[name] = float((a - b).abs().max()) / max(float(b.abs().max()), 1e-6 * largest, 1e-300)
+    return result
+
+
+def failures(found: Outcome, expected: Outcome, again: Outcome | None) -> dict[str, float]:
+    """Return the errors that are too large; `again` is one device with its samples in another order."""
+    largest = scale_of(expected)
+    mine = errors(found.tensors(), expected.tensors(), largest)
+    bad = {name: error for name, error in mine.items() if not error <= LIMIT}
+    if bad and again is not None:
+        floor = errors(again.tensors(), expected.tensors(), largest)
+        bad = {name: error for name, error in bad.items() if not error <= FLOOR_FACTOR * floor[name]}
+    return bad

@@ -1,0 +1,132 @@
+"""Train a model under a plan on real ranks and compare everything with one device.
+
+A case names its model by a factory that each rank can import; every rank builds the same model from the
+same seed. Rank 0 of the pool also trains the plain model, unsplit, on the same micro-batches.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ranks import run_ranks
+from shardwise.fit import Trainer
+from shardwise.plan import Plan
+from shardwise.plan.micro_batches import micro_batches_of, samples_of
+from transparency.compare import Outcome, failures
+
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    Args:
+        model: name of a factory in `models.MODELS`.
+        shape: of the input, batch first.
+        plan: one line.
+        loss: name of a loss in `models.LOSSES`; it also says which targets it wants.
+        settings: keyword arguments of the factory.
+        dtype: of model and data.
+    """
+
+    model: str
+    shape: tuple[int, ...]
+    plan: str
+    loss: str = "mse"
+    settings: tuple[tuple[str, Any], ...] = ()
+    steps: int = STEPS
+    seed: int = 0
+    extra: tuple[tuple[str, Any], ...] = field(default=())
+
+    @property
+    def ranks(self) -> int:
+        return Plan.parse(self.plan).ranks
+
+    @property
+    def name(self) -> str:
+        settings = "".join(f",{key}={value}" for key, value in self.settings)
+        shape = "x".join(map(str, self.shape))
+        return f"{self.model}{settings}-{shape}-{self.loss}-{self.plan}".replace(" ", ",")
+
+
+def sgd(named: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for _, p in named], lr=0.01, momentum=0.9)
+
+
+def prepare(case: Case) -> tuple[nn.Module, Any, list[tuple[Tensor, Any]]]:
+    """Return model, loss and the mini-batches of all steps, the same on every rank."""
+    from transparency.models import LOSSES, MODELS
+
+    torch.manual_seed(case.seed)
+    model = MODELS[case.model](**dict(case.settings)).double().train()
+    loss, target = LOSSES[case.loss]
+    inputs = [torch.randn(case.shape, dtype=torch.float64) for _ in range(case.steps)]
+    with torch.no_grad():
+        out = copy.deepcopy(model)(inputs[0])
+    return model, loss, [(x, target(out)) for x in inputs]
+
+
+def unsplit(case: Case, order: str = "given") -> Outcome:
+    """Train on one device, micro-batch by micro-batch, each with its samples in the given or reversed order."""
+    model, loss, batches = prepare(case)
+    optimizer = sgd(model.named_parameters())
+    plan, losses = Plan.parse(case.plan), []
+    inputs: Tensor | None = None
+    for x, y in batches:
+        optimizer.zero_grad(set_to_none=True)
+        inputs, total = torch.zeros_like(x), 0.0
+        for m in range(micro_batches_of(plan)):
+            shares = [samples_of(plan, len(x), r, m) for r in range(plan.data)]
+            rows = torch.cat([torch.arange(*share) for share in shares])
+            if order == "reversed":
+                rows = rows.flip(0)
+            if not len(rows):
+                continue
+            leaf = x[rows].requires_grad_()
+            value = loss(model(leaf), y[rows]) * (len(rows) / len(x))
+            value.backward()
+            total += float(value.detach())
+            inputs[rows] = leaf.grad if leaf.grad is not None else 0.0
+        optimizer.step()
+        losses.append(total)
+    grads = {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in model.named_parameters()}
+    state = {name: t.detach() for name, t in model.state_dict().items()}
+    return Outcome(losses, grads, state, [] if inputs is None else [inputs])
+
+
+def split(case: Case) -> Outcome:
+    """Train under the plan, on this rank of the pool."""
+    model, loss, batches = prepare(case)
+    x, y = batches[0]
+    trainer = Trainer(model, (x, y), case.plan, loss=loss, optimizer=sgd, input_gradients=True)
+    losses = [trainer.step(x, y) for x, y in batches]
+    return Outcome(losses, trainer.gradients(), trainer.state_dict(), trainer.input_gradients())
+
+
+def compared(case: Case) -> tuple[dict[str, float], float]:
+    """Return, on rank 0, what is too far from one device; and a number in which all ranks must agree."""
+    found = split(case)
+    sum_of_all = sum(float(tensor.double().sum()) for tensor in found.tensors().values())
+    if dist.is_initialized() and dist.get_rank() > 0:
+        return {}, sum_of_all
+    expected = unsplit(case)
+    bad = failures(found, expected, None)
+    return (failures(found, expected, unsplit(case, "reversed")) if bad else bad), sum_of_all
+
+
+def check(case: Case, transport: str = "mpi4py", deadline: float = 120.0) -> None:
+    """Fail if anything differs from one device, or from rank to rank."""
+    results = run_ranks(compared, case.ranks, transport, (case,), deadline=deadline)
+    bad = results[0][0]
+    worst = sorted(bad.items(), key=lambda item: -item[1])[:8]
+    text = "\n".join(f"    {error:.2e}  {name}" for name, error in worst)
+    assert not bad, f"{case.name} on {transport}: {len(bad)} results differ from one device\n{text}"
+    sums = [number for _, number in results]
+    assert len(set(map(repr, sums))) == 1, f"{case.name} on {transport}: ranks hold different results {sums}"
