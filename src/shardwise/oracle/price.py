@@ -48,6 +48,7 @@ def price_stage(
     kernels: KernelTimes,
     *,
     ranks: Sequence[int] | None = None,
+    replicas: Sequence[Sequence[int]] = (),
 ) -> StagePrice:
     """Return the events of one micro-batch's forward and backward pass through a stage.
 
@@ -56,10 +57,11 @@ def price_stage(
         machine: for the times of messages.
         kernels: for the times of computations.
         ranks: the world rank of each position in the group; default 0, 1, ...
+        replicas: the same for every data replica, this one included; statistics are shared with them.
     """
     world = tuple(ranks) if ranks is not None else tuple(range(program.width))
     price = StagePrice(program.width, world)
-    pricer = _Pricer(machine, kernels, world, price)
+    pricer = _Pricer(machine, kernels, world, tuple(map(tuple, replicas)) or (world,), price)
     for position in range(program.width):
         pairs = [pricer.op(op, position, index) for index, op in enumerate(program.ops)]
         price.forward.append([event for there, _ in pairs for event in there])
@@ -78,10 +80,15 @@ def _sum(events: Events) -> float:
 
 class _Pricer:
     def __init__(
-        self, machine: Machine, kernels: KernelTimes, ranks: tuple[int, ...], price: StagePrice
+        self,
+        machine: Machine,
+        kernels: KernelTimes,
+        ranks: tuple[int, ...],
+        replicas: tuple[tuple[int, ...], ...],
+        price: StagePrice,
     ) -> None:
         self.machine, self.kernels, self.ranks, self.price = machine, kernels, ranks, price
-        self.tier = machine.tier(ranks)
+        self.replicas = replicas
 
     def op(self, op: Op, rank: int, index: int) -> tuple[Events, Events]:
         """Return the forward and the backward events of one rank in one operation."""
@@ -119,21 +126,28 @@ class _Pricer:
 
     def _normalise(self, op: Normalise, rank: int, index: int) -> tuple[Events, Events]:
         task, name = Task.of(op, rank), op.layer.name
-        channels = op.layer.operands[0].spec.shape[1]
+        channels = op.owned.box(rank).shape[1]
+        sharing = [
+            r for group in self.replicas for r in (group if op.over == "group" else group[rank : rank + 1])
+        ]
+        # Replicas do the same at the same time, so only the ranks of this group are waited for.
+        peers = self.ranks if op.over == "group" else ()
         # Sums travel in float64: three per channel forwards, two backwards; half of the work is before them.
-        there = self._reduced(self._kernel(task, Direction.FORWARD), FORWARD, 3 * channels, name, index)
+        there = self._all_reduce(sharing, 3 * channels * 8)
+        back = self._all_reduce(sharing, 2 * channels * 8)
+        forward = self._kernel(task, Direction.FORWARD)
+        first = _reduced(forward, FORWARD, there, name, index, peers)
         if not op.makes.grad:
-            return there, ()
-        return there, self._reduced(self._backward_seconds(op, task), BACKWARD, 2 * channels, name, index)
+            return first, ()
+        backward = self._backward_seconds(op, task)
+        return first, _reduced(backward, BACKWARD, back, name, index, peers)
 
-    def _reduced(self, seconds: float, category: str, sums: int, name: str, index: int) -> Events:
-        half = Event(Kind.WORK, seconds / 2, category, name)
-        reduce = self._all_reduce(sums * 8)
-        return (half, Event(Kind.MEET, reduce, STATISTICS, name, (category, index), self.ranks), half)
-
-    def _all_reduce(self, nbytes: float) -> float:
-        self._use(self.tier)
-        return self.tier.collective_seconds("all_reduce", len(self.ranks), nbytes)
+    def _all_reduce(self, ranks: Sequence[int], nbytes: float) -> float:
+        if len(ranks) < 2:
+            return 0.0
+        tier = self.machine.tier(ranks)
+        self._use(tier)
+        return tier.collective_seconds("all_reduce", len(ranks), nbytes)
 
     def _regrid(self, op: Regrid, rank: int, index: int) -> tuple[Events, Events]:
         itemsize, name = op.makes.spec.itemsize, op.why or op.makes.value
@@ -142,7 +156,7 @@ class _Pricer:
         if everywhere and src.as_partial(False).is_whole:
             # The runtime carries this regular case out as one collective on a copy.
             nbytes = op.makes.spec.nbytes
-            there = back = self._all_reduce(nbytes) + self._copy(2 * nbytes)
+            there = back = self._all_reduce(self.ranks, nbytes) + self._copy(2 * nbytes)
             peers = self.ranks
         else:
             peers, seconds = self._exchange(op.messages, rank, itemsize)
@@ -179,6 +193,13 @@ class _Pricer:
 
     def _use(self, tier: Tier) -> None:
         self.price.fields |= tier_fields(tier)
+
+
+def _reduced(
+    seconds: float, category: str, reduce: float, name: str, index: int, peers: tuple[int, ...]
+) -> Events:
+    half = Event(Kind.WORK, seconds / 2, category, name)
+    return (half, Event(Kind.MEET, reduce, STATISTICS, name, (category, index), peers), half)
 
 
 def tier_fields(tier: Tier) -> set[str]:

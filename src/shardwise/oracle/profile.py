@@ -67,14 +67,15 @@ class Profile:
         threads: computing threads of a rank.
         fallback: asked for operators that were never measured.
         entries: measurements by key.
+        refused: why some tasks cannot be measured, by key.
     """
 
     device: str
     threads: int
     fallback: KernelTimes
     entries: dict[str, Measured] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
     _by_op: dict[str, list[Measured]] = field(default_factory=dict, repr=False)
-    _keys: dict[Task, str] = field(default_factory=dict, repr=False)
 
     def add(self, key: str, measured: Measured) -> None:
         """Add a measurement."""
@@ -84,7 +85,7 @@ class Profile:
     def missing(self, tasks: Iterable[Task]) -> list[Task]:
         """Return the distinct tasks that were not measured, largest first."""
         found = {key_of(task): task for task in tasks if not task.out.empty}
-        absent = [task for key, task in found.items() if key not in self.entries]
+        absent = [task for key, task in found.items() if key not in self.entries and key not in self.refused]
         return sorted(absent, key=lambda t: -_cost(t, Direction.FORWARD))
 
     def seconds(self, task: Task, direction: Direction) -> Estimate:

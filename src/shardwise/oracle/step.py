@@ -45,7 +45,9 @@ def predict_stage_step(
         optimizer_slots: copies of the parameters that the optimizer keeps.
         plan: one line to print.
     """
-    price = price_stage(program, machine, kernels or Roofline(machine.device))
+    width = program.width
+    groups = [range(r * width, (r + 1) * width) for r in range(replicas)]
+    price = price_stage(program, machine, kernels or Roofline(machine.device), replicas=groups)
     lists = {
         rank: [
             *_input_events(program, machine, rank, price),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,22 +15,34 @@ from shardwise.graph import Call, Operand, Source
 from shardwise.oracle.kernels import Task
 from shardwise.program import Compute, Held, Normalise
 from shardwise.runtime.rules import bind
-from shardwise.runtime.shared_norm import SharedBatchNorm
-from shardwise.runtime.wire import LoneWire
+from shardwise.runtime.shared_norm import bind_norm
+from shardwise.runtime.wire import LoneWire, Wires
 
 Forward = Callable[[Sequence[Tensor]], Any]
 Backward = Callable[[Any, Tensor], None]
 
 
-def portable(task: Task) -> Task:
-    """Return the task in a form that can be sent to another process."""
+def portable(task: Task) -> Task | None:
+    """Return the task in a form that can be sent to another process; None if it cannot run there.
+
+    Some of torch's functions cannot be sent; that only matters for operators without an execution rule.
+    """
     layer = task.layer
     call = layer.call
     if call is not None:
         call = Call(call.target, call.args, dict(call.kwargs))
-    return dataclasses.replace(
+        try:
+            pickle.dumps(call)
+        except (AttributeError, TypeError, pickle.PicklingError):
+            call = None
+    sent = dataclasses.replace(
         task, layer=dataclasses.replace(layer, attributes=dict(layer.attributes), call=call)
     )
+    try:
+        bound(sent)
+    except (ValueError, KeyError):
+        return None
+    return sent
 
 
 def bound(task: Task) -> tuple[Forward, Backward]:
@@ -60,12 +73,13 @@ def _shared(
     names = [o.source for o in layer.operands]
 
     # Built once per set of tensors, as the runtime does it; the wire is a group of one.
-    made: dict[int, SharedBatchNorm] = {}
+    made: dict[int, Any] = {}
+    alone = Wires(LoneWire(), LoneWire(), LoneWire())
 
-    def norm_of(tensors: Sequence[Tensor]) -> SharedBatchNorm:
+    def norm_of(tensors: Sequence[Tensor]) -> Any:
         key = id(tensors)
         if key not in made:
-            made[key] = SharedBatchNorm(op, 0, LoneWire(), dict(zip(names, tensors, strict=True)))
+            made[key] = bind_norm(op, 0, alone, dict(zip(names, tensors, strict=True)))
         return made[key]
 
     def forward(tensors: Sequence[Tensor]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -79,10 +80,13 @@ def time_device(seconds: float) -> dict[str, Any]:
     for dtype in ("float32", "float64"):
         found[f"peak {dtype}"] = _together(partial(_matrix_rate, dtype), share / 2)
     curves: dict[str, list[tuple[float, float]]] = {}
-    for sizes in _CONVOLUTIONS:
-        _add(curves, "convolution", *_together(partial(_convolution, sizes), share))
-    for rows in _LINEARS:
-        _add(curves, "linear", *_together(partial(_linear, rows), share))
+    kinds = (("convolution", _convolution, _CONVOLUTIONS), ("linear", _linear, _LINEARS))
+    for kind, run, shapes in kinds:
+        for shape in shapes:
+            start = time.perf_counter()
+            _add(curves, kind, *_together(partial(run, shape), share))
+            if _agreed(time.perf_counter() - start > 3 * share):
+                break
     found["curves"] = curves
     return found
 
@@ -99,6 +103,14 @@ def _together(run: Callable[[float], Any], seconds: float) -> Any:
     if dist.is_initialized():
         dist.barrier()
     return run(seconds)
+
+
+def _agreed(wish: bool) -> bool:
+    """Return what rank 0 wishes, so that all ranks go on to the same measurement."""
+    flag = torch.tensor([wish])
+    if dist.is_initialized():
+        dist.broadcast(flag, 0)
+    return bool(flag)
 
 
 def _copy_rate(seconds: float) -> float:

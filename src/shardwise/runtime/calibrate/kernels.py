@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from shardwise.runtime.calibrate.job import measure
 from shardwise.runtime.poller import cores
 
 # Sets of operands are used in turn so that together they exceed the last-level cache.
-_FOOTPRINT_BYTES = 48 << 20
-_MOST_SETS = 12
+_FOOTPRINT_BYTES = 24 << 20
+_MOST_SETS = 4
+_FEWEST, _MOST = 4, 60
 Times = tuple[dict[str, float], dict[str, float]]
 
 
@@ -38,31 +40,37 @@ def profile_kernels(
         ranks: processes that measure the same at once; default one per core.
     """
     size = ranks or cores()
-    todo = profile.missing(tasks)
+    missing = profile.missing(tasks)
+    pairs = [(task, portable(task)) for task in missing]
+    todo = [(task, sent) for task, sent in pairs if sent is not None]
     if not todo:
-        return []
+        return missing
     function = f"{__name__}:time_tasks"
-    arguments = ([portable(task) for task in todo], seconds)
+    arguments = ([sent for _, sent in todo], seconds)
     found = measure(
         function, arguments, size=size, transport="gloo", seconds=seconds, threads=profile.threads
     )
     done = len(found[0])
-    for i, task in enumerate(todo[:done]):
-        profile.add(key_of(task), _worst([result[i] for result in found], task))
-    return todo[done:]
+    for i, (task, _) in enumerate(todo[:done]):
+        times = [result[i] for result in found]
+        if isinstance(times[0], str):
+            profile.refused[key_of(task)] = times[0]
+        else:
+            profile.add(key_of(task), _mean(times, task))
+    return profile.missing(missing)
 
 
-def _worst(results: Sequence[Times], task: Task) -> Measured:
-    """Take the slower rank: ranks meet again and again, and then the slower one counts."""
-    seconds = {d: max(r[0].get(d, 0.0) for r in results) for d in results[0][0]}
-    spread = {d: max(r[1].get(d, 0.0) for r in results) for d in results[0][1]}
-    return measured(task, seconds, spread)
+def _mean(results: Sequence[Times], task: Task) -> Measured:
+    """Put the times of all ranks together; they did the same, so they differ by chance only."""
+    seconds = {d: fmean(r[0][d] for r in results) for d in results[0][0]}
+    wide = {d: fmean(r[1][d] for r in results) for d in results[0][1]}
+    return measured(task, seconds, wide)
 
 
-def time_tasks(arguments: Any) -> list[Times]:
+def time_tasks(arguments: Any) -> list[Times | str]:
     """Be one rank: time every task while the other ranks time the same one, until the time is up."""
     tasks, seconds = arguments
-    results: list[Times] = []
+    results: list[Times | str] = []
     end = time.perf_counter() + seconds
     for i, task in enumerate(tasks):
         left = torch.tensor([end - time.perf_counter()])
@@ -71,7 +79,11 @@ def time_tasks(arguments: Any) -> list[Times]:
             dist.broadcast(left, 0)
         if results and left <= 0:
             break
-        results.append(time_task(task, max(0.02, float(left) / (len(tasks) - i))))
+        try:
+            results.append(time_task(task, max(0.02, float(left) / (len(tasks) - i))))
+        except (RuntimeError, ValueError, TypeError, LookupError) as error:
+            # An operator that rejects made-up operands is left to the fallback, with its reason.
+            results.append(f"{type(error).__name__}: {error}")
     return results
 
 
@@ -93,32 +105,36 @@ def time_task(task: Task, seconds: float) -> Times:
 
 
 def _rounds(task: Task, input_grad: bool, seconds: float) -> tuple[list[float], list[float]]:
-    """Run forwards of all sets, then backwards of all sets, until the time is up; drop the first round."""
+    """Run forwards of all sets, then backwards of all sets, until the time is up."""
     forward, backward = bound(task)
     device = torch.device("cpu")
     nbytes = max(1.0, task.nbytes(Direction.FORWARD))
     count = int(min(_MOST_SETS, max(2, -(-_FOOTPRINT_BYTES // nbytes))))
     sets = [tensors_of(task, device, input_grad) for _ in range(count)]
     gradient = torch.rand(task.out.shape, dtype=getattr(torch, task.layer.outputs[0].dtype), device=device)
+    # The first call of a shape prepares kernels and buffers.
+    backward(forward(sets[0]), gradient)
     there: list[float] = []
     back: list[float] = []
     now = clock()
     end = time.perf_counter() + seconds
-    first = True
-    while first or len(there) < 2 * count or (time.perf_counter() < end and len(there) < 64):
-        outs = []
+    while len(there) < _FEWEST or (time.perf_counter() < end and len(there) < _MOST):
+        outs: list[Any] = []
         for tensors in sets:
+            _drop_gradients(tensors)
             start = now()
             outs.append(forward(tensors))
             there.append(now() - start)
-        for tensors, out in zip(sets, outs, strict=True):
+        for tensors in reversed(sets):
+            out = outs.pop()
             start = now()
             backward(out, gradient)
             back.append(now() - start)
-            for tensor in tensors:
-                tensor.grad = None
-        if first:
-            first = False
-            there.clear()
-            back.clear()
+            # In a step, memory of an activation's gradient is free again at once; weights keep theirs.
+            _drop_gradients([t for t in tensors if not isinstance(t, torch.nn.Parameter)])
     return there, back
+
+
+def _drop_gradients(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.grad = None

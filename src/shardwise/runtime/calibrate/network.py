@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from shardwise.runtime.wire import Parcel, Wire, empty, wire_of
 
 SIZES = (8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20)
 _OVERLAP_BYTES = 4 << 20
-_FEWEST, _MOST = 5, 200
+_FEWEST, _MOST = 3, 200
 
 
 def measure_network(transport: str, size: int, seconds: float, sizes: Sequence[int] = SIZES) -> Tier:
@@ -81,9 +82,23 @@ def time_network(arguments: Any) -> dict[str, Any]:
     share = seconds / (len(operations) + 2) / len(sizes)
     found: dict[str, Any] = {}
     for name, prepare in operations.items():
-        found[name] = {n: _time(prepare(wire, session.rank, session.size, n), share) for n in sizes}
+        found[name] = _time_sizes(partial(prepare, wire, session.rank, session.size), sizes, share)
     found["pairs"] = _pairs(wire, session.rank, session.size, share * len(sizes))
     found["overlap"] = _overlap(wire, session.rank)
+    return found
+
+
+def _time_sizes(
+    prepare: Callable[[int], Callable[[], float | None]], sizes: Sequence[int], share: float
+) -> dict[int, float]:
+    """Time rising sizes; leave the largest out when a single one takes longer than its share."""
+    found: dict[int, float] = {}
+    for nbytes in sizes:
+        found[nbytes] = _time(prepare(nbytes), share)
+        slow = torch.tensor([found[nbytes] > share])
+        dist.broadcast(slow, 0)
+        if slow:
+            break
     return found
 
 

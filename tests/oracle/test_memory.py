@@ -1,0 +1,58 @@
+"""Peak memory by category, counted by hand on a small network."""
+
+import pytest
+from oracle_cases import Fixed, machine, stage
+
+from shardwise.oracle import predict_stage_step
+from shardwise.oracle.memory import stage_memory
+
+VALUE = 4 * 8 * 16 * 16 * 4
+INPUT = 4 * 3 * 16 * 16 * 4
+PARAMETERS = (8 * 3 * 9 + 8 + 8 + 8 * 8 * 9 + 8) * 4
+BUFFERS = (8 + 8) * 4 + 8
+
+
+def test_stored_tensors_are_counted_once_each():
+    memory = stage_memory(stage("data=1"), 0, optimizer_slots=2.0, baseline_bytes=100)
+    assert memory["weights"] == PARAMETERS + BUFFERS
+    assert memory["gradients"] == PARAMETERS
+    assert memory["optimizer"] == 2 * PARAMETERS
+    assert memory["baseline"] == 100
+    assert memory["buffers"] == 0
+
+
+def test_activations_hold_what_backward_needs_and_the_fullest_moment():
+    memory = stage_memory(stage("data=1"), 0)
+    # Kept: the input, both inputs of batch norm and of the last convolution (the output of ReLU); at the
+    # fullest moment the output, or a gradient of the same size, comes on top, and a second one beside it.
+    kept = INPUT + 2 * VALUE
+    assert kept + VALUE <= memory["activations"] <= kept + 2 * VALUE + 1024
+
+
+def test_tiles_halve_the_activations_but_not_the_weights():
+    whole, half = (stage_memory(stage(text), 0) for text in ("data=1", "spatial=2x1"))
+    assert half["weights"] == whole["weights"]
+    # ReLU keeps its output, and the convolution behind it the copy of that with a halo of one row.
+    with_halo = 4 * 8 * 9 * 16 * 4
+    assert half["activations"] == pytest.approx(whole["activations"] / 2 + with_halo, rel=0.05)
+    assert half["buffers"] == 4 * (4 * 8 * 1 * 16 * 4)
+
+
+def test_filters_halve_the_weights():
+    memory = stage_memory(stage("filter=2"), 0)
+    assert memory["gradients"] == pytest.approx(PARAMETERS / 2, rel=0.05)
+
+
+def test_more_micro_batches_in_flight_keep_more_activations():
+    one, three = (stage_memory(stage("data=1"), 0, in_flight=n)["activations"] for n in (1, 3))
+    assert three - one == pytest.approx(2 * (INPUT + 2 * VALUE), rel=0.01)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(2.0, "fits"), (1.05, "tight"), (0.9, "does not fit")])
+def test_the_verdict_compares_with_the_memory_of_the_device(factor, verdict):
+    p = predict_stage_step(stage("data=1"), machine(), Fixed(), batch=4)
+    device = machine().device
+    sized = type(device)("sized", device.peak_flops, factor * p.peak_bytes, 1e30)
+    again = predict_stage_step(stage("data=1"), machine(device=sized), Fixed(), batch=4)
+    assert again.verdict == verdict
+    assert again.peak_bytes == p.peak_bytes

@@ -1,0 +1,80 @@
+"""Measured kernel times: keys, files, scaling and what is left to the fallback."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from oracle_cases import Fixed, stage
+
+from shardwise.oracle import Direction, Task
+from shardwise.oracle.profile import INTERPOLATED, Profile, cache_path, key_of, measured
+from shardwise.program import Regrid
+
+
+def tasks(text):
+    program = stage(text)
+    return [Task.of(op, r) for op in program.ops if not isinstance(op, Regrid) for r in range(program.width)]
+
+
+def filled(entries):
+    profile = Profile("here", 1, Fixed())
+    for task, seconds in entries:
+        times = {d.value: seconds for d in Direction}
+        profile.add(key_of(task), measured(task, times, {d.value: seconds / 10 for d in Direction}))
+    return profile
+
+
+def test_inner_tiles_share_a_key_and_border_tiles_do_not():
+    conv = [key_of(t) for t in tasks("spatial=4x1") if t.layer.op == "conv"][4:]
+    assert conv[1] == conv[2]
+    assert len({conv[0], conv[1], conv[3]}) == 3
+
+
+def test_a_shared_normalisation_is_another_kernel():
+    shared = next(t for t in tasks("spatial=2x1") if t.layer.op == "batch_norm")
+    assert key_of(shared) != key_of(dataclasses.replace(shared, shared=False))
+
+
+def test_what_was_measured_is_answered_as_measured():
+    task = tasks("data=1")[0]
+    estimate = filled([(task, 0.5)]).seconds(task, Direction.FORWARD)
+    assert (estimate.seconds, estimate.spread, estimate.flag) == (0.5, 0.05, "")
+
+
+def test_other_shapes_scale_from_the_nearest_of_the_same_operator_and_say_so():
+    whole = next(t for t in tasks("data=1") if t.layer.op == "relu")
+    half = next(t for t in tasks("spatial=2x1") if t.layer.op == "relu")
+    estimate = filled([(whole, 0.5)]).seconds(half, Direction.FORWARD)
+    ratio = half.nbytes(Direction.FORWARD) / whole.nbytes(Direction.FORWARD)
+    assert estimate.seconds == pytest.approx(0.5 * ratio)
+    assert estimate.flag == INTERPOLATED
+    assert estimate.spread > 0.05 * ratio
+
+
+def test_operators_never_measured_are_left_to_the_fallback():
+    relu = next(t for t in tasks("data=1") if t.layer.op == "relu")
+    conv = next(t for t in tasks("data=1") if t.layer.op == "conv")
+    profile = filled([(relu, 0.5)])
+    assert profile.seconds(conv, Direction.FORWARD) == Fixed().seconds(conv, Direction.FORWARD)
+
+
+def test_missing_lists_each_kernel_once():
+    everything = tasks("data=1")
+    assert len(filled([]).missing([*everything, *everything])) == len({key_of(t) for t in everything})
+    assert filled([(t, 1.0) for t in everything]).missing(everything) == []
+
+
+def test_a_profile_survives_its_file_and_belongs_to_one_device(tmp_path):
+    task = tasks("data=1")[0]
+    path = tmp_path / "deep" / "profile.json"
+    filled([(task, 0.5)]).save(path)
+    again = Profile.load(path, "here", 1, Fixed())
+    assert again.seconds(task, Direction.FORWARD).seconds == 0.5
+    assert Profile.load(path, "elsewhere", 1, Fixed()).entries == {}
+    assert Profile.load(path, "here", 2, Fixed()).entries == {}
+
+
+def test_the_cache_is_where_the_user_wants_it(monkeypatch):
+    monkeypatch.setenv("SHARDWISE_CACHE", "/somewhere")
+    assert cache_path("cpu", 1).parent == Path("/somewhere")
+    assert cache_path("cpu", 1) != cache_path("cpu", 2)
