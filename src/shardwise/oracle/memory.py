@@ -17,6 +17,7 @@ def stage_memory(
     optimizer_slots: float = 1.0,
     in_flight: int = 1,
     baseline_bytes: float = 0.0,
+    reduced: bool = False,
 ) -> Mapping[str, float]:
     """Return the bytes of one rank at its fullest moment, by category.
 
@@ -24,76 +25,107 @@ def stage_memory(
         program: the lowered stage.
         rank: position in the group.
         optimizer_slots: copies of the parameters that the optimizer keeps (momentum 1, Adam 2).
-        in_flight: micro-batches whose activations are kept at once.
+        in_flight: micro-batches whose activations are kept at once; gradients of earlier ones are there.
         baseline_bytes: what the process takes before the first tensor.
+        reduced: whether gradients are summed with other ranks, which needs a flat copy of them.
     """
     weights, trainable, stored = _stored(program, rank)
-    kept, moment = _activations(program, rank)
+    walk = _Walk(program, rank)
+    walk.forward()
+    walk.backward(trainable, there=in_flight > 1)
+    travelling = sum(trainable.values()) if reduced else 0
     return {
         "weights": float(weights + stored),
-        "gradients": float(trainable),
-        "optimizer": optimizer_slots * trainable,
-        "activations": float(kept * in_flight + moment),
-        "buffers": float(_buffers(program, rank)),
+        "gradients": float(walk.gradients_at_peak),
+        "optimizer": optimizer_slots * sum(trainable.values()),
+        "activations": float(walk.kept * (in_flight - 1) + walk.activations_at_peak),
+        "buffers": float(_buffers(program, rank) + travelling),
         "baseline": float(baseline_bytes),
     }
 
 
-def _stored(program: StageProgram, rank: int) -> tuple[int, int, int]:
-    """Return the bytes of parameters, of trainable ones among them, and of buffers."""
-    sizes: dict[str, tuple[int, Source, bool]] = {}
+def _stored(program: StageProgram, rank: int) -> tuple[int, dict[str, int], int]:
+    """Return the bytes of parameters, of each trainable one, and of buffers."""
+    weights: dict[str, int] = {}
+    trainable: dict[str, int] = {}
+    buffers: dict[str, int] = {}
     for op in program.ops:
         if isinstance(op, Regrid):
             continue
         for operand, held in zip(op.layer.operands, op.reads, strict=True):
-            if operand.origin is Source.VALUE:
-                continue
-            store = program.parameters if operand.origin is Source.PARAMETER else program.buffers
-            size = store[operand.source].box(rank).size * operand.spec.itemsize
-            sizes[operand.source] = (size, operand.origin, held.grad)
-    weights = sum(n for n, origin, _ in sizes.values() if origin is Source.PARAMETER)
-    trainable = sum(n for n, origin, grad in sizes.values() if origin is Source.PARAMETER and grad)
-    return weights, trainable, sum(n for n, origin, _ in sizes.values() if origin is Source.BUFFER)
+            if operand.origin is Source.PARAMETER:
+                box = program.parameters[operand.source].box(rank)
+                weights[operand.source] = box.size * operand.spec.itemsize
+                if held.grad:
+                    trainable[operand.source] = weights[operand.source]
+            elif operand.origin is Source.BUFFER:
+                box = program.buffers[operand.source].box(rank)
+                buffers[operand.source] = box.size * operand.spec.itemsize
+    return sum(weights.values()), trainable, sum(buffers.values())
 
 
-def _activations(program: StageProgram, rank: int) -> tuple[int, int]:
-    """Return what forward leaves for backward, and the largest surplus at any moment of either pass."""
-    ops = program.ops
-    last: dict[str, int] = {h.slot: -1 for h in program.arrivals.values()}
-    for i, op in enumerate(ops):
+class _Walk:
+    """Go through a stage forwards and backwards and note the fullest moment."""
+
+    def __init__(self, program: StageProgram, rank: int) -> None:
+        self.program, self.rank = program, rank
+        self.kept = self.activations_at_peak = self.gradients_at_peak = 0
+        self.added: list[int] = []
+
+    def _note(self, activations: int, gradients: int) -> None:
+        if activations + gradients > self.activations_at_peak + self.gradients_at_peak:
+            self.activations_at_peak, self.gradients_at_peak = activations, gradients
+
+    def forward(self) -> None:
+        """Add up what autograd keeps, and what is alive until its last reader."""
+        program, rank = self.program, self.rank
+        dying = _dying(program)
+        saved: set[str] = set()
+        alive = {h.slot: _bytes(h, rank) for h in program.arrivals.values()}
+        moment = sum(alive.values())
+        for i, op in enumerate(program.ops):
+            view = isinstance(op, Compute) and op.layer.alias
+            alive[op.makes.slot] = 0 if view else _bytes(op.makes, rank)
+            moment += alive[op.makes.slot]
+            amount, taken = _saves(op, rank, saved)
+            # What autograd keeps is no longer counted as alive for a moment.
+            moment -= sum(alive.pop(slot, 0) for slot in taken)
+            self.kept += amount
+            self.added.append(amount)
+            self._note(self.kept + moment, 0)
+            moment -= sum(alive.pop(slot, 0) for slot in dying.get(i, ()))
+
+    def backward(self, trainable: Mapping[str, int], *, there: bool) -> None:
+        """Let go of what was kept, and add the gradients of values and of parameters."""
+        rank, remaining = self.rank, self.kept
+        flowing = {h.slot: _bytes(h, rank) for h in self.program.departures.values()}
+        moment = sum(flowing.values())
+        stored = sum(trainable.values()) if there else 0
+        waiting = {} if there else dict(trainable)
+        for op, amount in zip(reversed(self.program.ops), reversed(self.added), strict=True):
+            for held in (op.makes, *_values(op)):
+                if held.grad and held.slot not in flowing:
+                    flowing[held.slot] = _bytes(held, rank)
+                    moment += flowing[held.slot]
+            if not isinstance(op, Regrid):
+                stored += sum(waiting.pop(name, 0) for name in op.layer.parameters)
+            self._note(remaining + moment, stored)
+            moment -= flowing.pop(op.makes.slot, 0)
+            remaining -= amount
+
+
+def _dying(program: StageProgram) -> Mapping[int, list[str]]:
+    """Return for each operation the slots that nobody reads after it."""
+    last = {held.slot: -1 for held in program.arrivals.values()}
+    for i, op in enumerate(program.ops):
         for held in _values(op):
             last[held.slot] = i
     for held in program.departures.values():
-        last[held.slot] = len(ops)
-    saved: set[str] = set()
-    alive = {h.slot: _bytes(h, rank) for h in program.arrivals.values()}
-    kept, moment, peak = 0, sum(alive.values()), sum(alive.values())
-    added: list[int] = []
-    dying: dict[int, list[str]] = {}
+        last[held.slot] = len(program.ops)
+    result: dict[int, list[str]] = {}
     for slot, i in last.items():
-        dying.setdefault(i, []).append(slot)
-    for i, op in enumerate(ops):
-        alive[op.makes.slot] = _bytes(op.makes, rank)
-        moment += alive[op.makes.slot]
-        amount, taken = _saves(op, rank, saved)
-        # What autograd keeps is no longer counted as alive for a moment.
-        moment -= sum(alive.pop(slot, 0) for slot in taken)
-        kept += amount
-        added.append(amount)
-        peak = max(peak, kept + moment)
-        moment -= sum(alive.pop(slot, 0) for slot in dying.get(i, ()))
-    remaining = kept
-    gradients = {h.slot: _bytes(h, rank) for h in program.departures.values()}
-    flowing = sum(gradients.values())
-    for op, amount in zip(reversed(ops), reversed(added), strict=True):
-        for held in (op.makes, *_values(op)):
-            if held.grad and held.slot not in gradients:
-                gradients[held.slot] = _bytes(held, rank)
-                flowing += gradients[held.slot]
-        peak = max(peak, remaining + flowing)
-        flowing -= gradients.pop(op.makes.slot, 0)
-        remaining -= amount
-    return kept, max(0, peak - kept)
+        result.setdefault(i, []).append(slot)
+    return result
 
 
 def _values(op: Op) -> tuple[Held, ...]:

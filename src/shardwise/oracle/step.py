@@ -62,6 +62,7 @@ def predict_stage_step(
             rank,
             optimizer_slots=optimizer_slots,
             baseline_bytes=machine.device.baseline_bytes,
+            reduced=program.width * replicas > 1,
         )
         for rank in range(program.width)
     )
