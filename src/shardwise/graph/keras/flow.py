@@ -1,0 +1,105 @@
+"""A tensor of a Keras model on its way through the trace, and what rules do with it.
+
+Convolutions, poolings and batch norm of torch want the channels in dimension 1, Keras usually has them last.
+A tensor is `moved` where its last dimension has been brought there. Rules ask for the order that they need;
+a permutation is added where it is not so, each only once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwise.graph.keras.module import KerasModule
+from shardwise.graph.trace import Result, Step, Weight
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Flow:
+    """A tensor of the model: the step that makes it, Keras's shape and dtype, and whether it is moved."""
+
+    ref: Result
+    shape: tuple[int | None, ...] = ()
+    dtype: str = "float32"
+    moved: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Return the number of dimensions."""
+        return len(self.shape)
+
+    def dim(self, axis: int) -> int:
+        """Return where Keras's dimension `axis` is now."""
+        axis %= self.rank
+        if not self.moved or axis == 0:
+            return axis
+        return 1 if axis == self.rank - 1 else axis + 1
+
+    def made(self, ref: Result, moved: bool | None = None) -> Flow:
+        """Return the result of a step on this tensor; the walk corrects its shape."""
+        return replace(self, ref=ref, moved=self.moved if moved is None else moved)
+
+
+class Scribe:
+    """Write the steps of a trace for the rules."""
+
+    def __init__(self, module: KerasModule) -> None:
+        self.module = module
+        self.training = module.training
+        self.steps: list[Step] = []
+        self.constants: dict[str, Tensor] = {}
+        self.label = ""
+        self._orders: dict[tuple[str, bool], Flow] = {}
+
+    def add(
+        self,
+        target: Any,
+        *args: Any,
+        part: str = "",
+        reason: str = "",
+        options: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """Add a call; `part` tells it from other calls of the same layer."""
+        label = f"{self.label}.{part}" if part else self.label
+        step = Step(
+            id=f"%{len(self.steps)}",
+            target=target,
+            args=args,
+            kwargs=dict(options or {}),
+            label=label,
+            module="" if part else self.label,
+            where=f"Keras layer {self.label!r}",
+            reason=reason,
+        )
+        self.steps.append(step)
+        return Result(step.id)
+
+    def weight(self, variable: Any) -> Weight | None:
+        """Refer to a Keras variable."""
+        return None if variable is None else Weight(self.module.names[id(variable)])
+
+    def constant(self, tensor: Tensor) -> Weight:
+        """Refer to a tensor that no Keras variable holds."""
+        name = f"{self.label}/constant{len(self.constants)}"
+        self.constants[name] = tensor
+        return Weight(name)
+
+    def order(self, flow: Flow, moved: bool) -> Flow:
+        """Return a tensor with its channels moved, or as Keras has it."""
+        if flow.moved == moved or flow.rank < 3:
+            return flow
+        key = (flow.ref.id, moved)
+        if key not in self._orders:
+            last = flow.rank - 1
+            dims = (0, last, *range(1, last)) if moved else (0, *range(2, flow.rank), 1)
+            part = "channels_first" if moved else "channels_last"
+            self._orders[key] = flow.made(self.add(torch.permute, flow.ref, dims, part=part), moved)
+        return self._orders[key]
+
+    def channels_first(self, flow: Flow, data_format: str) -> Flow:
+        """Return a tensor with its channels in dimension 1, given where Keras has them."""
+        return self.order(flow, moved=data_format == "channels_last")

@@ -1,0 +1,84 @@
+"""Layers without a rule: Keras's own call, on whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from keras.src.backend.common.stateless_scope import StatelessScope
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+import keras
+from shardwise.graph.keras.variables import Named
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stand for a tensor argument by its number."""
+
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class KerasCall:
+    """Call a Keras operation with given tensors as its inputs and as its variables.
+
+    The call gets the inputs, then the variables; those that it changes (averages, seeds) are changed in place.
+    """
+
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    inputs: int
+    variables: tuple[Named, ...] = ()
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        """Run the operation."""
+        given, held = tensors[: self.inputs], tensors[self.inputs :]
+        args, kwargs = fill((self.args, dict(self.kwargs)), given)
+        if any(isinstance(t, FakeTensor) for t in tensors) and self._draws:
+            return self._shape_only(args, kwargs, tensors)
+        values = [
+            entry.view.invert(tensor, tuple(entry.variable.shape))
+            for entry, tensor in zip(self.variables, held, strict=True)
+        ]
+        mapping = [(entry.variable, value) for entry, value in zip(self.variables, values, strict=True)]
+        with StatelessScope(state_mapping=mapping) as scope:
+            result = self.operation(*args, **kwargs)
+        with torch.no_grad():
+            for entry, value in zip(self.variables, values, strict=True):
+                now = scope.get_current_value(entry.variable)
+                if now is not value and now is not None:
+                    value.copy_(now)
+        return result
+
+    @property
+    def _draws(self) -> bool:
+        return any(not e.variable.value.is_floating_point() for e in self.variables)
+
+    def _shape_only(self, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> Any:
+        """Return tensors of the right shapes: random numbers cannot be drawn without data."""
+        symbols = keras.tree.map_structure(_symbol, (args, kwargs))
+        spec = self.operation.compute_output_spec(*symbols[0], **symbols[1])
+        link = sum((t.sum() * 0 for t in tensors if t.is_floating_point()), start=torch.zeros(()))
+
+        def make(item: Any) -> Tensor:
+            return torch.zeros(item.shape, dtype=getattr(torch, item.dtype)) + link.to(
+                getattr(torch, item.dtype)
+            )
+
+        return keras.tree.map_structure(make, spec)
+
+
+def _symbol(item: Any) -> Any:
+    if isinstance(item, Tensor):
+        return keras.KerasTensor(tuple(item.shape), dtype=str(item.dtype).removeprefix("torch."))
+    return item
+
+
+def fill(tree: Any, tensors: Sequence[Tensor]) -> Any:
+    """Put tensors in the places of slots."""
+    return keras.tree.map_structure(lambda a: tensors[a.index] if isinstance(a, Slot) else a, tree)
