@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from shardwise.fit import Trainer
     from shardwise.geometry import Box, Layout
     from shardwise.graph import Graph, capture
+    from shardwise.machine import Machine, MachineError
     from shardwise.plan import Plan, PlanError
+    from shardwise.runtime.calibrate import calibrate
     from shardwise.runtime.differentiable import regrid
     from shardwise.runtime.session import finalize, init
 
@@ -19,9 +21,12 @@ _HOMES = {
     "Box": "shardwise.geometry",
     "Graph": "shardwise.graph",
     "Layout": "shardwise.geometry",
+    "Machine": "shardwise.machine",
+    "MachineError": "shardwise.machine",
     "Plan": "shardwise.plan",
     "PlanError": "shardwise.plan",
     "Trainer": "shardwise.fit",
+    "calibrate": "shardwise.runtime.calibrate",
     "capture": "shardwise.graph",
     "finalize": "shardwise.runtime.session",
     "init": "shardwise.runtime.session",
@@ -33,9 +38,12 @@ __all__ = [
     "Box",
     "Graph",
     "Layout",
+    "Machine",
+    "MachineError",
     "Plan",
     "PlanError",
     "Trainer",
+    "calibrate",
     "capture",
     "finalize",
     "init",

@@ -3,7 +3,9 @@
 import pytest
 from oracle_cases import Fixed, machine, small_graph, stage
 
+from shardwise.machine import Link, Tier
 from shardwise.oracle import Direction, Roofline, Task, predict_stage_step, price_stage
+from shardwise.oracle.step import BUCKET_BYTES, exposed
 from shardwise.program import Compute, Normalise, Regrid
 
 OUT = 4 * 8 * 16 * 16  # elements of every value of the small network
@@ -66,6 +68,12 @@ def test_the_step_is_forward_backward_reduction_and_update():
     assert p.breakdown[0]["forward"] + p.breakdown[0]["backward"] == pytest.approx(compute)
     assert p.step_seconds == pytest.approx(compute + reduction + update)
     assert p.samples_per_second == pytest.approx(8 / p.step_seconds)
+
+
+def test_all_buckets_but_the_last_overlap_with_backward_as_far_as_was_measured():
+    tier = Tier("node", 0, Link(0.0, 1.0), overlap=0.8)
+    assert exposed(tier, 10.0, 4 * BUCKET_BYTES) == pytest.approx(10 * (0.25 + 0.75 * 0.2))
+    assert exposed(tier, 10.0, BUCKET_BYTES / 2) == 10.0
 
 
 @pytest.mark.parametrize("text", ["data=1", "spatial=2x1", "spatial=2x2", "filter=2", "channel=2", "batch=2"])

@@ -206,4 +206,4 @@ def tier_fields(tier: Tier) -> set[str]:
     """Return the fields that a message over this tier is priced from."""
     name = f"tiers.{tier.name}"
     link = {f"{name}.point_to_point.latency_seconds", f"{name}.point_to_point.bytes_per_second"}
-    return link | {f"{name}.links"}
+    return link | {f"{name}.links", f"{name}.overlap"}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from shardwise.graph import Source
-from shardwise.machine import Machine
+from shardwise.machine import Machine, Tier
 from shardwise.oracle.bottleneck import explain
 from shardwise.oracle.events import Event, Kind, Span, simulate
 from shardwise.oracle.kernels import KernelTimes, Roofline
@@ -20,6 +20,8 @@ from shardwise.program import Regrid, StageProgram
 REDUCTION, UPDATE, INPUT = "reduction", "update", "input"
 # Machines without a spread of their own still deserve an interval.
 _UNKNOWN = 0.05
+# Gradients travel in buckets of this size while backward still runs; the last bucket never does.
+BUCKET_BYTES = 25 << 20
 
 
 def predict_stage_step(
@@ -155,6 +157,12 @@ def parameter_bytes(program: StageProgram, rank: int) -> tuple[float, float]:
     return shared, own
 
 
+def exposed(tier: Tier, seconds: float, nbytes: float) -> float:
+    """Return what is left of a gradient reduction when all buckets but the last overlap with backward."""
+    last = min(1.0, BUCKET_BYTES / nbytes) if nbytes else 1.0
+    return seconds * (last + (1 - last) * (1 - tier.overlap))
+
+
 def _reduce_and_update(
     program: StageProgram, machine: Machine, rank: int, replicas: int, price: StagePrice
 ) -> list[Event]:
@@ -166,7 +174,7 @@ def _reduce_and_update(
     if shared and len(world) > 1:
         tier = machine.tier(world)
         price.fields |= tier_fields(tier)
-        seconds = tier.collective_seconds("all_reduce", len(world), shared)
+        seconds = exposed(tier, tier.collective_seconds("all_reduce", len(world), shared), shared)
         peers = tuple(range(width))
         events.append(Event(Kind.MEET, seconds, REDUCTION, "shared gradients", ("reduce", 0), peers))
     if own and replicas > 1:
@@ -174,7 +182,7 @@ def _reduce_and_update(
         price.fields |= tier_fields(tier)
         # All ranks of a node reduce at once, each with its own replicas.
         flows = min(width, machine.node.devices)
-        seconds = tier.collective_seconds("all_reduce", replicas, own, flows)
+        seconds = exposed(tier, tier.collective_seconds("all_reduce", replicas, own, flows), own)
         events.append(Event(Kind.WORK, seconds, REDUCTION, "own gradients"))
     rate = machine.device.update_bytes_per_second or machine.device.memory_bandwidth / 6
     price.fields.add("device.update_bytes_per_second")
