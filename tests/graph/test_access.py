@@ -73,6 +73,6 @@ def test_no_layer_reads_more_than_its_access_says(name: str) -> None:
     case = MODELS[name]
     model = case.build().eval().double()
     inputs = [torch.randn(shape, dtype=torch.float64) for shape in case.shapes]
-    graph = capture(model, tuple(inputs))
+    graph = capture(model, tuple(inputs), check=False)
     with torch.no_grad():
         assert check_graph(graph, model, inputs) >= 4

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from graph_models import MODELS
 from measuring import assert_same, measure, run
+from torch import Tensor, nn
 
-from shardwise.graph import Kind, capture
+from shardwise.graph import Graph, Kind, capture
+
+
+@functools.cache
+def trained(name: str) -> tuple[nn.Module, list[Tensor], Graph]:
+    case = MODELS[name]
+    model = case.build()
+    inputs = [torch.randn(shape) for shape in case.shapes]
+    return model, inputs, capture(model, tuple(inputs))
+
 
 CASES = pytest.mark.parametrize("name", MODELS)
 
@@ -31,20 +43,15 @@ def test_graph_reproduces_the_model_at_its_own_and_two_other_sizes(name: str) ->
 
 @CASES
 def test_most_of_the_work_lies_in_layers_of_known_kinds(name: str) -> None:
-    case = MODELS[name]
-    graph = capture(case.build(), tuple(torch.randn(shape) for shape in case.shapes))
-    coverage = graph.coverage()
-    assert coverage.known_flops >= case.known
+    _, _, graph = trained(name)
+    assert graph.coverage().known_flops >= MODELS[name].known
     assert len({layer.name for layer in graph}) == len(graph)
     assert all(layer.reason for layer in graph if layer.kind is Kind.OTHER)
 
 
 @pytest.mark.parametrize("name", [n for n, case in MODELS.items() if n not in ("vit", "deit", "window")])
 def test_flops_and_saved_bytes_are_those_that_torch_counts(name: str) -> None:
-    case = MODELS[name]
-    model = case.build()
-    inputs = [torch.randn(shape) for shape in case.shapes]
-    graph = capture(model, tuple(inputs))
+    model, inputs, graph = trained(name)
     measured = measure(model, inputs)
     assert sum(layer.forward_flops for layer in graph) == measured.forward_flops
     backward = sum(layer.backward_flops for layer in graph)

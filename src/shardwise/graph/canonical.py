@@ -110,7 +110,7 @@ def plain(target: Any) -> Any:
 
 def _is_torch(target: Any) -> bool:
     module = getattr(target, "__module__", None) or ""
-    if module.startswith("torch") or module in {"_operator", "operator", "math", functional.__name__}:
+    if module.startswith(("torch", "shardwise.graph.")) or module in {"_operator", "operator", "math"}:
         return True
     name = getattr(target, "__name__", "")
     return any(vars(space).get(name) is target for space in (torch, torch._C._nn, builtins, math))

@@ -14,6 +14,7 @@ from shardwise.graph import interpret
 from shardwise.graph.errors import CaptureError
 from shardwise.graph.example import Example, read_example
 from shardwise.graph.fake import Fakes
+from shardwise.graph.foreign import Foreign, adapt
 from shardwise.graph.graph import Graph, Shapes
 from shardwise.graph.propagate import propagate
 from shardwise.graph.trace import Trace, leaves
@@ -28,11 +29,15 @@ def capture(model: nn.Module, example: Any, *, training: bool | None = None, che
     """Capture a model as a graph of layers.
 
     Args:
-        model: any module, also on the meta device; it is left exactly as it was.
+        model: any module or Keras model, also on the meta device; it is left exactly as it was.
         example: a tensor, a tuple of them, or a dict by argument name; a `TensorSpec` stands for a tensor.
         training: which behaviour to capture; default as the model is now.
         check: compare the graph's output with the model's on the example (never possible on meta).
     """
+    model = adapt(model)
+    if isinstance(model, Foreign):
+        wanted = model.training if training is None else training
+        return model.capture(example, training=wanted, check=check)
     given = read_example(model.forward, example)
     with untouched(model, training):
         checked = check and not _on_meta(model) and given.real

@@ -101,7 +101,7 @@ def transform(tree: Any, leaf: Callable[[Any], Any]) -> Any:
         return type(tree)(items) if type(tree).__module__ == "torch.return_types" else tuple(items)
     if isinstance(tree, list):
         return [transform(v, leaf) for v in tree]
-    if isinstance(tree, Mapping):
+    if isinstance(tree, dict):
         return {k: transform(v, leaf) for k, v in tree.items()}
     if isinstance(tree, slice):
         return slice(*(transform(v, leaf) for v in (tree.start, tree.stop, tree.step)))

@@ -7,6 +7,7 @@ Python itself sorts the arguments. It adds layers through `site` and returns the
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -34,6 +35,9 @@ def rule(*names: str) -> Callable[[Function], Function]:
     return register
 
 
+_signature = functools.cache(inspect.signature)
+
+
 def has_rule(name: str) -> bool:
     """Tell whether there is a rule for a function's name."""
     return name in _RULES
@@ -44,7 +48,7 @@ def apply_rule(name: str, site: Site, args: tuple[Any, ...], kwargs: Mapping[str
     function = _RULES[name]
     named = {_SYNONYMS.get(key, key): value for key, value in kwargs.items()}
     try:
-        bound = inspect.signature(function).bind(site, *args, **named)
+        bound = _signature(function).bind(site, *args, **named)
     except TypeError as error:
         raise Opaque(f"this form of {name} is not understood: {error}") from error
     return function(*bound.args, **bound.kwargs)
