@@ -66,6 +66,8 @@ class Heartbeat:
         self._reported = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shardwise-heartbeat", daemon=True)
+        # Before any message can be waited for: a rank that stops right after must not look unknown.
+        self._publish(0.0)
         self._thread.start()
 
     def beat(self, action: str | None = None) -> None:

@@ -63,13 +63,18 @@ def judge(
     me: int, waits_for: Sequence[int], waited_seconds: float, peers: Mapping[int, Peer], timeout: float
 ) -> Judgement:
     """Decide whether a wait can still end."""
-    known = {rank: peers[rank] for rank in depends_on(me, waits_for, peers) if rank in peers}
+    reach = depends_on(me, waits_for, peers)
+    known = {rank: peers[rank] for rank in reach if rank in peers}
     direct = [rank for rank in waits_for if rank in known]
     for rank in direct:
         peer = known[rank]
         if peer.state is State.LEFT and peer.idle_seconds >= min(LEFT_GRACE_SECONDS, timeout):
             return Judgement(True, f"rank {rank} has already left the job")
     if waited_seconds >= timeout:
+        # Every rank reports before it can be waited for; one that never did ended or stopped before.
+        for rank in reach:
+            if rank not in peers:
+                return Judgement(True, f"rank {rank} never gave a sign of life")
         for rank, peer in known.items():
             if peer.silent_seconds >= timeout:
                 text = f"rank {rank} gave no sign of life for {peer.silent_seconds:.0f} s"
