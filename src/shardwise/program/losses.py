@@ -4,6 +4,15 @@
 
 The numerator and the denominator are the two elements of one small tensor; cutting the samples or pixels
 gives partial sums of it, exactly like any other contraction. A loss without reduction is elementwise.
+
+Where the mini-batch is shared out over replicas or micro-batches, a share must not divide by a count of its
+own. The loss of a share is weighted with its part of the samples, so its numerator is multiplied by
+
+    1 / (global denominator x part of the samples)        mean over the class targets that count
+    1 / part of the samples                               sum
+
+a number that only the runtime knows: it is read as a buffer, `<layer>.scale`. All other means have
+denominators in proportion to the samples and need no correction.
 """
 
 from __future__ import annotations
@@ -32,20 +41,38 @@ def expand_losses(layers: Sequence[Layer], *, shared: bool = False) -> list[Laye
 
     Args:
         layers: the layers of a stage.
-        shared: whether other replicas or micro-batches have shares of the same mini-batch; noted as the
-            attribute `shared` of both layers.
+        shared: whether other replicas or micro-batches have shares of the same mini-batch.
     """
     result: list[Layer] = []
     for layer in layers:
-        known = layer.kind is Kind.LOSS and layer.op in (*CLASSES, *PLAIN) and _aligned(layer)
-        reduction = layer.attributes.get("reduction")
+        known, reduction = _is_known(layer), layer.attributes.get("reduction")
         if known and reduction in ("mean", "sum", "batchmean"):
-            result += _expand(layer, shared)
+            result += _expand(layer, shared and (is_counted(layer) or is_summed(layer)))
         elif known and reduction == "none":
             result.append(_elementwise(layer))
         else:
             result.append(layer)
     return result
+
+
+def is_counted(layer: Layer) -> bool:
+    """Tell whether a loss divides by the targets that count, with their weights: known from the data only."""
+    mean = _is_known(layer) and layer.attributes.get("reduction") == "mean"
+    return mean and layer.op in CLASSES and not layer.operands[1].spec.is_float
+
+
+def is_summed(layer: Layer) -> bool:
+    """Tell whether a loss is the sum over all samples."""
+    return _is_known(layer) and layer.attributes.get("reduction") == "sum"
+
+
+def scale_name(layer: str) -> str:
+    """Return the name of the number that corrects a loss of a share."""
+    return f"{layer}.scale"
+
+
+def _is_known(layer: Layer) -> bool:
+    return layer.kind is Kind.LOSS and layer.op in (*CLASSES, *PLAIN) and _aligned(layer)
 
 
 def _aligned(layer: Layer) -> bool:
@@ -56,27 +83,30 @@ def _aligned(layer: Layer) -> bool:
     return len(value) > 1 and target in (value, (value[0], *value[2:]))
 
 
-def _expand(layer: Layer, shared: bool) -> list[Layer]:
+def _expand(layer: Layer, scaled: bool) -> list[Layer]:
     spec = TensorSpec((2,), layer.spec.dtype)
     terms = replace(
         layer,
         name=f"{layer.name}.terms",
         op=TERMS,
-        attributes={**layer.attributes, "loss": layer.op, "shared": shared},
+        attributes={**layer.attributes, "loss": layer.op},
         outputs=(spec,),
         operands=tuple(replace(o, access=(WHOLE,) * len(o.spec.shape)) for o in layer.operands),
         contracts=_contracts(layer),
     )
+    operands = [Operand("input", terms.name, Source.VALUE, spec, (WHOLE,))]
+    if scaled:
+        number = TensorSpec((), layer.spec.dtype)
+        operands.append(Operand("scale", scale_name(layer.name), Source.BUFFER, number, ()))
     ratio = replace(
         layer,
         op=RATIO,
         attributes={
             **layer.attributes,
-            "shared": shared,
             "empty": layer.operands[0].spec.numel == 0,
             "samples": layer.operands[0].spec.shape[0] if layer.operands[0].spec.shape else 1,
         },
-        operands=(Operand("input", terms.name, Source.VALUE, spec, (WHOLE,)),),
+        operands=tuple(operands),
         contracts=(),
         call=None,
         forward_flops=0,

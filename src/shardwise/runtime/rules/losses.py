@@ -69,8 +69,14 @@ def _class_terms(op: Compute, rank: int) -> Run:
 
 @rule("loss_ratio")
 def bind_ratio(op: Compute, rank: int) -> Run:
-    """Bind the division of the two sums, or the sum alone; a share without samples has no mean."""
+    """Bind the division of the two sums, or the sum alone; a share without samples has no mean.
+
+    A share of a mini-batch gets its scale from outside, because its own count would not do; a copy of it,
+    since the next micro-batch overwrites it before the backward pass of this one.
+    """
     attributes = op.layer.attributes
+    if len(op.reads) > 1:
+        return lambda tensors: tensors[0][0] * tensors[1].clone()
     if attributes["reduction"] == "sum" or attributes["empty"]:
         return lambda tensors: tensors[0][0]
     if attributes["reduction"] == "batchmean":
