@@ -17,6 +17,7 @@ from shardwise.graph.fake import Fakes
 from shardwise.graph.foreign import Foreign, adapt
 from shardwise.graph.graph import Graph, Shapes
 from shardwise.graph.propagate import propagate
+from shardwise.graph.quiet import quiet
 from shardwise.graph.trace import Trace, leaves
 from shardwise.graph.trace_export import trace_export
 from shardwise.graph.trace_fx import trace_fx
@@ -77,7 +78,8 @@ def _attempt(
     trace: Callable[[nn.Module, Example], Trace], model: nn.Module, example: Example, check: bool
 ) -> Graph:
     with untouched(model):
-        graph = build(trace(model, example))
+        with quiet():
+            graph = build(trace(model, example))
         if check:
             self_check(model, example, graph)
     return graph

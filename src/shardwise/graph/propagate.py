@@ -177,7 +177,7 @@ class Propagation:
             ran,
             (step.target, args, kwargs),
             kind=Kind.OTHER,
-            op="module" if is_module else (name_of(step.target).strip("_") or "function"),
+            op="module" if is_module else _op(name_of(step.target)),
             reads=reads,
             attributes=attributes,
             flops=(forward, 2 * forward * any(made.trained for made in ran.made)),
@@ -228,10 +228,21 @@ class Propagation:
         return made.name
 
 
+def _op(name: str) -> str:
+    # "getitem" is kept for picking a tensor from a nested result.
+    plain = name.removeprefix("aten.").strip("_") or "function"
+    return "index" if plain == "getitem" else plain
+
+
+_RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "normal", "uniform", "multinomial")
+
+
 def _why(step: Step, name: str) -> str:
-    return (
-        f"no rule for {name}" if name else f"{getattr(step.target, '__name__', step.target)} is not torch's"
-    )
+    if not name:
+        return f"{getattr(step.target, '__name__', step.target)} is not torch's own function"
+    if name.removesuffix("_like").strip("_") in _RANDOM:
+        return f"{name} draws random numbers: a part of them would be others"
+    return f"no rule for {name}"
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:

@@ -6,14 +6,10 @@ symbolic where the model allows it; where it does not, the trace says for which 
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import io
-import logging
 import math
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +23,7 @@ from shardwise.graph.example import Example, dtype_of
 from shardwise.graph.layer import DEVICE
 from shardwise.graph.lines import error_line, first_line, text_line
 from shardwise.graph.modules import known
+from shardwise.graph.quiet import quiet
 from shardwise.graph.steps import StepWriter, first_names, holdings
 from shardwise.graph.trace import Result, Trace, Weight, transform
 
@@ -70,21 +67,8 @@ def _export_shapes(
     for tensor in tensors.values():
         free[tensor] = dict.fromkeys(range(tensor.ndim), torch.export.Dim.AUTO)
     args, kwargs = example.fill(tensors)
-    with _quiet():
+    with quiet():
         return torch.export.export(model, args, kwargs, dynamic_shapes=free, strict=False)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep export's own log of a failed attempt off the user's screen; its error says what matters."""
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
 
 
 class _Converter:
