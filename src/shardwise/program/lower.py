@@ -10,16 +10,17 @@ exchange). Walking the layers backwards decides it for each value, over the boxe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from shardwise.geometry import Box, Layout, messages
-from shardwise.geometry.access import needed
+from shardwise.geometry import Box, Layout, Range, messages
+from shardwise.geometry.access import needed, reach
 from shardwise.graph import Graph, Kind, Layer, Operand, Source
 from shardwise.plan import Split
 from shardwise.program.assign import Home, assign
 from shardwise.program.losses import expand_losses
 from shardwise.program.ops import Compute, Held, Normalise, Op, Regrid, StageProgram
+from shardwise.program.results import whole_results
 
 
 def lower_stage(
@@ -33,6 +34,7 @@ def lower_stage(
     halo: str = "layer",
     samples: int | None = None,
     differentiable: Collection[str] = (),
+    shared: bool = False,
 ) -> StageProgram:
     """Return what a group of `split.width` ranks does to compute `layers`.
 
@@ -46,8 +48,9 @@ def lower_stage(
         halo: how many layers share one exchange: `layer` (one), a number, or `fused` (while it pays).
         samples: the samples of this micro-batch over all data replicas; None if there is one replica.
         differentiable: values from outside that need a gradient.
+        shared: whether other replicas or micro-batches have shares of the same mini-batch.
     """
-    work = expand_losses(_alive(layers, departures))
+    work = expand_losses(whole_results(_alive(layers, departures)), shared=shared)
     homes = assign(graph, work, split, tail)
     lowering = _Lowering(
         graph, work, homes, split.width, batch_norm, halo, samples, frozenset(differentiable)
@@ -71,6 +74,7 @@ class _Need:
     """What the readers of one kind want of a value: the hull of their boxes."""
 
     boxes: list[Box]
+    readers: list[Layer]
     held: Held | None = None
 
 
@@ -167,8 +171,9 @@ class _Lowering:
             if key in self.needs:
                 known = self.needs[key].boxes
                 self.needs[key].boxes = [a.hull(b) for a, b in zip(known, boxes, strict=True)]
+                self.needs[key].readers.append(layer)
             else:
-                self.needs[key] = _Need(boxes)
+                self.needs[key] = _Need(boxes, [layer])
             depth = self.depths.get(layer.name, 0) + int(self._reaches_over(layer, operand))
             self.depths[name] = max(self.depths.get(name, 0), depth)
 
@@ -195,11 +200,12 @@ class _Lowering:
         layout = Layout(owned.shape, self.outs[layer.name], owned.ranks)
         if home.sums:
             layout = Layout(owned.shape, (Box.whole(owned.shape),) * self.width, owned.ranks, True)
-        grad = layer.outputs[0].is_float and any(r.grad for r in reads)
+        grad = any(made.is_float for made in layer.outputs) and any(r.grad for r in reads)
         self.grads[layer.name] = grad
         makes = Held(layer.name, layer.name, layout, layer.outputs[0], grad)
         self.made[layer.name] = makes
-        over = _shared_over(layer, home, self.samples is not None) if self.sync else ""
+        synced = self.sync or layer.op != "batch_norm"
+        over = _shared_over(layer, home, self.samples is not None) if synced else ""
         if over:
             samples = self.samples if self.samples is not None else layer.shape[0]
             self.ops.append(Normalise(layer, reads, wants, makes, owned, samples, over))
@@ -238,7 +244,19 @@ class _Lowering:
             held = Held(name, slot, wanted, operand.spec, self.grads[name])
             self.arrivals[slot] = held
             return held
-        return self._regrid(made, wanted, slot, f"{_word(key)} readers of {name}")
+        held = self._regrid(made, wanted, slot, f"{_word(key)} readers of {name}")
+        return held if held is made else self._with_margins(held, need)
+
+    def _with_margins(self, held: Held, need: _Need) -> Held:
+        """Let a regrid leave room for the padding that local kernels cannot add on one side alone."""
+        margins = _margins(held, need, self.outs)
+        if margins is None:
+            return held
+        regrid = self.ops.pop()
+        assert isinstance(regrid, Regrid)
+        held = replace(held, margins=margins)
+        self.ops.append(replace(regrid, makes=held))
+        return held
 
     def _regrid(self, made: Held, wanted: Layout, slot: str, why: str) -> Held:
         pairs = zip(made.layout.boxes, wanted.boxes, strict=True)
@@ -261,7 +279,7 @@ class _Lowering:
             boxes = self._summand_boxes(layer, operand, home)
         else:
             outs = self.outs[layer.name]
-            boxes = [needed(operand.access, shape, _solid(box, layer.shape)) for box in outs]
+            boxes = [needed(operand.access, shape, _solid(box, layer.outputs[0].shape)) for box in outs]
         layout = Layout(shape, tuple(boxes), tuple(range(self.width)))
         is_parameter = operand.origin is Source.PARAMETER
         store = self.parameters if is_parameter else self.buffers
@@ -290,9 +308,41 @@ class _Lowering:
         return [Box.whole(shape)] + [nothing] * (self.width - 1)
 
 
+def _margins(
+    held: Held, need: _Need, outs: Mapping[str, Sequence[Box]]
+) -> tuple[tuple[Range, ...], ...] | None:
+    """Return the zeros around each rank's box if all readers are convolutions and one side differs."""
+    result: list[tuple[Range, ...]] = []
+    uneven: set[int] = set()
+    for rank, box in enumerate(held.layout.boxes):
+        around = [(0, 0)] * box.ndim
+        for layer in need.readers:
+            if layer.op != "conv" or layer.attributes.get("padding_mode", "zeros") != "zeros":
+                return None
+            out = outs[layer.name][rank]
+            if out.empty:
+                continue
+            ranges = reach(layer.operands[0].access, held.layout.shape, out)
+            for dim, ((lo, hi), n) in enumerate(zip(ranges, held.layout.shape, strict=True)):
+                below, above = max(0, -lo), max(0, hi - n)
+                uneven |= {dim} if below != above else set()
+                around[dim] = (max(around[dim][0], below), max(around[dim][1], above))
+        result.append(tuple(around))
+    if not uneven:
+        return None
+    return tuple(
+        tuple(pair if dim in uneven else (0, 0) for dim, pair in enumerate(around)) for around in result
+    )
+
+
 def _solid(box: Box, shape: Sequence[int]) -> Box:
-    """Let a rank without outputs hold the parameters of all, so that every rank has the same names."""
-    return Box.whole(shape) if box.empty else box
+    """Let a rank without outputs hold the parameters it would need if it had some.
+
+    Only the empty extents are filled: a share without samples needs the same filters as any other.
+    """
+    if not box.empty:
+        return box
+    return Box.of((a, b) if b > a else (0, max(1, n)) for (a, b), n in zip(box.ranges, shape, strict=True))
 
 
 def _shared_over(layer: Layer, home: Home, replicated: bool) -> str:
@@ -302,8 +352,10 @@ def _shared_over(layer: Layer, home: Home, replicated: bool) -> str:
         if any(d != 1 for d in cut):
             return "group"
         return "replicas" if replicated else ""
-    if layer.op == "instance_norm":
-        return "group" if any(d > 1 for d in cut) else ""
+    if layer.op == "instance_norm" and layer.attributes["instance_statistics"]:
+        # Running statistics are a mean over all samples.
+        tracked = layer.operand("running_mean") is not None
+        return "group" if any(d > 1 for d in cut) or (tracked and (replicated or 0 in cut)) else ""
     if layer.op == "group_norm":
         return "group" if any(d > 0 for d in cut) else ""
     return ""

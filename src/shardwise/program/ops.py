@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shardwise.geometry import Layout, Message
+from shardwise.geometry import Box, Layout, Message, Range
 from shardwise.graph import Layer, TensorSpec
 
 
@@ -17,7 +17,9 @@ from shardwise.graph import Layer, TensorSpec
 class Held:
     """A tensor as the ranks of a group hold it: which value (or parameter) it is, and in which slot it lies.
 
-    The same value can be held twice, once as it was made and once with its halo.
+    The same value can be held twice, once as it was made and once with its halo. With `margins` (per rank
+    and dimension how far below and above) the stored tensor is larger than the box, with zeros around it:
+    the padding of a convolution that the local kernel could not add on one side alone.
     """
 
     value: str
@@ -25,6 +27,16 @@ class Held:
     layout: Layout
     spec: TensorSpec
     grad: bool = True
+    margins: tuple[tuple[Range, ...], ...] | None = None
+
+    def stored(self, rank: int) -> Box:
+        """Return what a rank's tensor covers: its box, and the zeros around it, outside of the image."""
+        box = self.layout.box(rank)
+        if self.margins is None:
+            return box
+        around = self.margins[rank]
+        lo = tuple(a - m for a, (m, _) in zip(box.lo, around, strict=True))
+        return Box(lo, tuple(b + m for b, (_, m) in zip(box.hi, around, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,22 @@ class Exchange:
         device: torch.device,
         tag: int = 0,
         what: str = "regrid",
+        in_place: bool = False,
     ) -> None:
+        """Prepare the buffers.
+
+        Args:
+            rank: who we are among the ranks of the messages.
+            messages: the whole list.
+            held: what the given tensor covers; it may reach beyond the image, into zeros.
+            wanted: what the result covers.
+            wire: how the ranks reach each other.
+            dtype: of the tensor.
+            device: of the tensor.
+            tag: apart from those of other exchanges on the wire.
+            what: for messages to the user.
+            in_place: whether the given tensor may be changed and kept, instead of a copy of it.
+        """
         self.what, self.shape, self.dtype, self.device = what, wanted.shape, dtype, device
         mine = [m for m in messages if rank in (m.source, m.target)]
         arriving = [m for m in mine if m.target == rank and m.source != rank]
@@ -55,7 +70,9 @@ class Exchange:
         ]
         receives, self.unpack = self._parcels(arriving, wanted, covered, lambda m: m.source)
         sends, self.pack = self._parcels(leaving, held, None, lambda m: m.target)
-        self.zero = covered.needs_zeros()
+        self.zero, self.strips = covered.zeros()
+        stays = len(self.keep) == 1 and covered.boxes[1] == wanted and held.contains(wanted)
+        self.reuse = self.keep[0][0] if in_place and stays else None
         self.line: Line | None = wire.line(receives, sends, tag, what) if receives or sends else None
         self.nbytes = sum(p.buffer.numel() * p.buffer.element_size() for p in (*receives, *sends))
         self.source: Tensor | None = None
@@ -96,18 +113,29 @@ class Exchange:
 
     def finish(self) -> Tensor:
         """Return the tensor in its new layout."""
-        make = torch.zeros if self.zero else torch.empty
-        result = make(self.shape, dtype=self.dtype, device=self.device)
-        if self.source is not None:
-            for here, there, adds in self.keep:
-                target = result[there]
-                target.add_(self.source[here]) if adds else target.copy_(self.source[here])
+        if self.reuse is not None and self.source is not None:
+            # All of the result lies in what this rank holds: add to it where it is.
+            result = self.source[self.reuse]
+        else:
+            result = self._keep()
         if self.line is not None:
             self.line.finish()
         for piece in self.unpack:
             target = result[piece.slices]
             target.add_(piece.view) if piece.adds else target.copy_(piece.view)
         self.source = None
+        return result
+
+    def _keep(self) -> Tensor:
+        """Make the result and copy into it what this rank has of it."""
+        make = torch.zeros if self.zero else torch.empty
+        result = make(self.shape, dtype=self.dtype, device=self.device)
+        for strip in self.strips:
+            result[strip].zero_()
+        if self.source is not None:
+            for here, there, adds in self.keep:
+                target = result[there]
+                target.add_(self.source[here]) if adds else target.copy_(self.source[here])
         return result
 
     def __call__(self, tensor: Tensor | None) -> Tensor:
@@ -143,15 +171,19 @@ def bind_regrid(
     device: torch.device,
     tag: int = 0,
     what: str = "regrid",
+    stored: Box | None = None,
 ) -> tuple[Exchange | AllReduce, Exchange | AllReduce]:
-    """Return this rank's part of a regrid and of its adjoint."""
+    """Return this rank's part of a regrid and of its adjoint, which may change the gradient it is given.
+
+    `stored` is what the result covers if that is more than this rank's box in `dst`: zeros around it.
+    """
     if src.ranks == dst.ranks and src.partial and dst.is_whole and src.as_partial(False).is_whole:
         both = AllReduce(wire, src.shape, dtype, device)
         return both, both
-    held, wanted = src.box(rank), dst.box(rank)
+    held, wanted = src.box(rank), dst.box(rank) if stored is None else stored
     back = [Message(m.target, m.source, m.box) for m in messages]
     forward = Exchange(rank, messages, held, wanted, wire, dtype, device, tag, what)
-    adjoint = Exchange(rank, back, wanted, held, wire, dtype, device, tag, f"{what} (backward)")
+    adjoint = Exchange(rank, back, wanted, held, wire, dtype, device, tag, f"{what} (backward)", True)
     return forward, adjoint
 
 
@@ -168,9 +200,12 @@ class _Covered:
         self.boxes.append(box)
         return meets
 
-    def needs_zeros(self) -> bool:
-        """Tell whether some element is never written, or is added to before it is."""
-        return self.mixed or bool(self._left(self.wanted))
+    def zeros(self) -> tuple[bool, list[Slices]]:
+        """Tell whether all must start at zero, else which parts: those that nothing is written to."""
+        left = self._left(self.wanted)
+        if self.mixed or len(left) > 8:
+            return True, []
+        return False, [box.slices(self.wanted) for box in left]
 
     def _left(self, box: Box) -> list[Box]:
         rest = [box]

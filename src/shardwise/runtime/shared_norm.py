@@ -83,28 +83,34 @@ class SharedBatchNorm:
             sums[1] = centred.square_().sum(dims)
             sums[2] = wide * wide * self.local_count
         self.wire.all_reduce(sums)
-        mean = sums[0] / self.count
-        return mean, (sums[1] + (sums[2] - mean * sums[0])) / self.count
+        count = max(1, self.count)
+        mean = sums[0] / count
+        return mean, (sums[1] + (sums[2] - mean * sums[0])) / count
 
     def _track(self, mean: Tensor, var: Tensor) -> None:
         """Update the running statistics as one device would."""
-        if self.running_mean is None or self.running_var is None:
+        if self.running_mean is None or self.running_var is None or not self.count:
             return
         factor = self.momentum
         if self.counter is not None:
             self.counter.add_(1)
             if factor is None:
                 factor = 1.0 / float(self.counter)
-        unbiased = var * (self.count / max(1, self.count - 1))
+        if self.layer.attributes.get("unbiased", True):
+            var = var * (self.count / max(1, self.count - 1))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+        self.running_var.lerp_(var.to(self.running_var.dtype), factor)
 
     def backward(self, saved: Saved, dy: Tensor) -> Tensor:
         """Return the gradient of the input; add this rank's share to the gradients of weight and bias."""
         x, mean, var = saved.x, saved.mean, saved.var
-        dx, s2, s1 = torch.ops.aten.native_batch_norm_backward(
-            dy, x, self.weight, mean, var, None, None, False, self.eps, [True, True, True]
-        )
+        if x.numel():
+            dx, s2, s1 = torch.ops.aten.native_batch_norm_backward(
+                dy, x, self.weight, mean, var, None, None, False, self.eps, [True, True, True]
+            )
+        else:
+            # torch divides by the number of samples here, and a share may have none.
+            dx, s2, s1 = dy, torch.zeros_like(mean), torch.zeros_like(mean)
         if self.weight is not None and self.weight.requires_grad:
             accumulate(self.weight, s2)
         if self.bias is not None and self.bias.requires_grad:
@@ -113,11 +119,11 @@ class SharedBatchNorm:
         self.wire.all_reduce(sums)
         rstd = (var.double() + self.eps).rsqrt()
         scale = rstd if self.weight is None else rstd * self.weight.detach().double()
-        slope = scale * rstd * sums[1] / self.count
-        offset = scale * sums[0] / self.count - slope * mean.double()
+        slope = scale * rstd * sums[1] / max(1, self.count)
+        offset = scale * sums[0] / max(1, self.count) - slope * mean.double()
         shape = (1, -1, *(1,) * (x.ndim - 2))
         slope, offset = slope.to(x.dtype).view(shape), offset.to(x.dtype).view(shape)
         inner_x, inner_dx = (x, dx) if self.owned is None else (x[self.owned], dx[self.owned])
-        inner_dx.sub_(torch.addcmul(offset, inner_x, slope))
+        inner_dx.addcmul_(inner_x, slope, value=-1.0).sub_(offset)
         gradient: Tensor = dx
         return gradient

@@ -116,7 +116,7 @@ class _Segment:
                 leaf = leaves[slot] = tensor.detach().requires_grad_()
                 with torch.enable_grad():
                     local[slot] = leaf.view_as(leaf)
-                leaf.data = tensor.new_empty(1).expand(tensor.shape)
+                leaf.data = tensor.new_empty(()).expand(tensor.shape)
             else:
                 local[slot] = tensor
         return local, leaves
@@ -166,9 +166,18 @@ class _Exchange:
         dtype = getattr(torch, op.makes.spec.dtype)
         self.source, self.makes, self.grad = op.source.slot, op.makes.slot, op.makes.grad
         self.there, self.back = bind_regrid(
-            op.source.layout, op.makes.layout, op.messages, rank, wire, dtype, device, tag, op.why
+            op.source.layout,
+            op.makes.layout,
+            op.messages,
+            rank,
+            wire,
+            dtype,
+            device,
+            tag,
+            op.why,
+            op.makes.stored(rank),
         )
-        held, wanted = op.source.layout.box(rank), op.makes.layout.box(rank)
+        held, wanted = op.source.layout.box(rank), op.makes.stored(rank)
         whole = not op.source.layout.partial and wanted.contains(held)
         self.inner = held.slices(wanted) if whole else None
 
@@ -316,7 +325,8 @@ def _reads(group: list[Compute] | Regrid | Normalise) -> set[str]:
 
 
 def _add(grads: Slots, slot: str, grad: Tensor) -> None:
+    """Add a gradient in place: every one that arrives here is a tensor of its own."""
     if slot in grads:
-        grads[slot] = grads[slot] + grad
+        grads[slot].add_(grad)
     else:
         grads[slot] = grad

@@ -8,9 +8,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from shardwise.geometry import Range
+from shardwise.geometry.access import reach
 from shardwise.program import Compute
-from shardwise.runtime.rules.local import borders, flat_pads
-from shardwise.runtime.rules.registry import Run, crop, rule
+from shardwise.runtime.rules.local import flat_pads
+from shardwise.runtime.rules.registry import Run, rule
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -27,12 +29,35 @@ def has_bias(op: Compute, rank: int) -> bool:
     return len(op.reads) > 2 and not op.reads[2].layout.box(rank).empty
 
 
+def _input(op: Compute, rank: int) -> tuple[tuple[slice, ...] | None, tuple[Range, ...]]:
+    """Return how to crop the stored input (None: not at all) and what padding is still missing.
+
+    Pixels behind the last window do no harm as long as no further window fits into them, so they are not
+    cut off: a crop would make the kernel copy its input.
+    """
+    operand, nd = op.layer.operands[0], op.layer.attributes["nd"]
+    stored, want = op.reads[0].stored(rank), op.wants[0].box(rank)
+    ranges = reach(operand.access, operand.spec.shape, op.makes.layout.box(rank))
+    first = stored.ndim - nd
+    slices = list(want.slices(stored)[:first])
+    pads = []
+    for dim in range(first, stored.ndim):
+        (lo, hi), (begin, end) = ranges[dim], stored.ranges[dim]
+        last = min(hi + op.layer.attributes["stride"][dim - first] - 1, end)
+        a, b = min(max(lo, begin), end), max(last, begin)
+        slices.append(slice(a - begin, max(a, b) - begin))
+        pads.append((max(0, min(begin, hi) - lo), max(0, hi - max(end, lo))))
+    everything = all(s == slice(0, n) for s, n in zip(slices, stored.shape, strict=True))
+    return (None if everything else tuple(slices)), tuple(pads)
+
+
 @rule("conv")
 def bind_conv(op: Compute, rank: int) -> Run:
     """Bind a convolution to this rank's box."""
     attributes = op.layer.attributes
     nd, stride, dilation = attributes["nd"], attributes["stride"], attributes["dilation"]
-    slices, pads, groups = crop(op, rank, 0), borders(op, rank), local_groups(op, rank)
+    slices, pads = _input(op, rank)
+    groups = local_groups(op, rank)
     convolve = _CONV[nd]
     native = all(lo == hi for lo, hi in pads)
     padding = tuple(lo for lo, _ in pads) if native else (0,) * nd

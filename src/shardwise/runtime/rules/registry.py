@@ -64,7 +64,7 @@ def bind(op: Compute, rank: int, surroundings: Surroundings | None = None) -> Ru
 
 def crop(op: Compute, rank: int, index: int) -> tuple[slice, ...] | None:
     """Return the slices that pick what the output needs from what is held; None if that is all of it."""
-    held, want = op.reads[index].layout.box(rank), op.wants[index].box(rank)
+    held, want = op.reads[index].stored(rank), op.wants[index].box(rank)
     return None if want == held else want.slices(held)
 
 
