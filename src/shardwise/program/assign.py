@@ -35,6 +35,7 @@ def assign(graph: Graph, layers: Iterable[Layer], split: Split, tail: str) -> di
     Values from outside (model inputs, values of earlier stages) are cut the way the split says.
     """
     homes: dict[str, Home] = {}
+    split = _fitted(graph, split)
     for layer in layers:
         for source in layer.inputs:
             if source not in homes:
@@ -44,6 +45,14 @@ def assign(graph: Graph, layers: Iterable[Layer], split: Split, tail: str) -> di
         else:
             homes[layer.name] = _home(layer, homes, split, tail)
     return homes
+
+
+def _fitted(graph: Graph, split: Split) -> Split:
+    """Give the tile grid as many dimensions as the images have: `2` cuts their rows, as `2x1` does."""
+    missing = max((len(layer.shape) for layer in graph.inputs), default=0) - 2 - len(split.grid)
+    if split.way is not Way.SPATIAL or missing <= 0:
+        return split
+    return Split(Way.SPATIAL, (*split.grid, *(1,) * missing))
 
 
 def _entry(shape: tuple[int, ...], split: Split) -> Cuts:

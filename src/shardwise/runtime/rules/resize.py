@@ -17,8 +17,9 @@ from shardwise.runtime.rules.registry import Run, crop, generic, rule
 @rule("resize")
 def bind_resize(op: Compute, rank: int) -> Run:
     """Bind an interpolation: natively where a rank sees all pixels or whole blocks, else by taps."""
-    operand, box = op.layer.operands[0], op.makes.layout.box(rank)
-    if box.shape[2:] == op.layer.shape[2:]:
+    operand, box, want = op.layer.operands[0], op.makes.layout.box(rank), op.wants[0].box(rank)
+    # Torch's ratio of sizes is right only for whole images; the outputs may not read the last pixels.
+    if box.shape[2:] == op.layer.shape[2:] and want.shape[2:] == operand.spec.shape[2:]:
         return generic(op, rank)
     factors = _blocks(op, rank)
     if factors is not None:
@@ -26,7 +27,7 @@ def bind_resize(op: Compute, rank: int) -> Run:
         return lambda tensors: F.interpolate(
             tensors[0] if slices is None else tensors[0][slices], scale_factor=factors, mode="nearest"
         )
-    slices, want = crop(op, rank, 0), op.wants[0].box(rank)
+    slices = crop(op, rank, 0)
     dtype = "float64" if operand.spec.dtype == "float64" else "float32"
     taps: list[tuple[int, Tensor, Tensor]] = []
     for dim, axis in enumerate(operand.access[2:], 2):
