@@ -63,6 +63,7 @@ class Lowered:
                 halo=self.plan.halo,
                 samples=shared or None,
                 differentiable=self._differentiable(stage),
+                shared=self.program.training and self.plan.data * self.program.micro_batches > 1,
             )
         return self._stages[key]
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from shardwise.geometry import Box, Layout, Message, messages
+from shardwise.geometry import Box
 from shardwise.graph import Kind
-from shardwise.plan.micro_batches import Direction, direction_of, micro_batches_of
-from shardwise.program import Held, StageProgram
+from shardwise.plan.micro_batches import Direction, direction_of
 from shardwise.program.actions import Act, Action, Edge
 from shardwise.program.lowered import Lowered
+from shardwise.runtime.channels import bind_channels, dtype_of
+from shardwise.runtime.counts import Counts, Feed
+from shardwise.runtime.events import Recorder
 from shardwise.runtime.fabric import Fabric
+from shardwise.runtime.placement import programs_of
 from shardwise.runtime.reducer import Reducer
 from shardwise.runtime.rules import Surroundings
+from shardwise.runtime.session import progress
 from shardwise.runtime.stage import BoundStage, Tape
+from shardwise.runtime.statistics import Ledger, needs_folding
 from shardwise.runtime.store import Store
-from shardwise.runtime.transfer import Transfer
+from shardwise.runtime.weights_later import Note, WeightsLater
+
+_AHEAD = 4
 
 
 @dataclass
@@ -31,46 +39,41 @@ class _Flight:
     tape: Tape | None = None
     grads: dict[str, Tensor] = field(default_factory=dict)
     returns: dict[str, Tensor] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What the engines of one trainer work with."""
+
+    fabric: Fabric
+    store: Store
+    device: torch.device
+    reducer: Reducer | None = None
+    surroundings: Surroundings = field(default_factory=Surroundings)
+    recorder: Recorder = field(default_factory=Recorder)
 
 
 class Engine:
-    """Run steps of one lowered plan on this rank."""
+    """Run steps of one lowered plan on this rank; making one is collective over the world."""
 
-    def __init__(
-        self,
-        lowered: Lowered,
-        fabric: Fabric,
-        store: Store,
-        device: torch.device,
-        reducer: Reducer | None,
-        surroundings: Surroundings | None = None,
-    ) -> None:
-        self.surroundings = surroundings or Surroundings()
-        self.lowered, self.fabric, self.store, self.device, self.reducer = (
-            lowered,
-            fabric,
-            store,
-            device,
-            reducer,
-        )
-        mesh, plan = fabric.mesh, lowered.plan
-        self.replica, self.position = mesh.place(fabric.rank)
-        self.actions = lowered.program.actions[self.position]
-        self.roles = {(role.stage, role.direction): role.member for role in mesh.roles(self.position)}
-        self.count = micro_batches_of(plan)
+    def __init__(self, lowered: Lowered, bench: Bench) -> None:
+        self.lowered, self.bench = lowered, bench
+        fabric, store = bench.fabric, bench.store
+        mesh, program = fabric.mesh, lowered.program
+        self.device, self.reducer = bench.device, bench.reducer
+        self.replica, position = mesh.place(fabric.rank)
+        self.actions = program.actions[position]
+        self.roles = {(role.stage, role.direction): role.member for role in mesh.roles(position)}
+        fabric.adopt_stages(programs_of(lowered, mesh))
+        folds = program.training and needs_folding(lowered, fabric.size)
+        self.ledger = Ledger(lowered, fabric, store) if folds else None
+        shares = program.training and mesh.data * program.micro_batches > 1
+        self.counts = Counts(lowered, fabric, store) if shares else None
         self.stages: dict[tuple[int, int], BoundStage] = {}
-        self.transfers: dict[tuple[Edge, int, bool], list[tuple[str, Transfer]]] = {}
-        bound: dict[tuple[int, Direction, int], BoundStage] = {}
-        for (stage, direction), member in self.roles.items():
-            wires = fabric.wires(self.replica, stage, direction, member)
-            for m in self._micro_batches(direction):
-                program = lowered.stage(stage, self.replica, m)
-                key = (stage, direction, id(program))
-                if key not in bound:
-                    bound[key] = BoundStage(program, member, store.tensors, wires, device, self.surroundings)
-                self.stages[stage, m] = bound[key]
-        self._bind_transfers()
-        self.last = {a.stage: i for i, a in enumerate(self.actions) if a.act is Act.BACKWARD}
+        self._bind_stages()
+        self.channels = bind_channels(lowered, fabric, self.roles, self.replica, bench.device)
+        self._plan_ahead()
         self.run: Mapping[Act, Callable[[Action, int], None]] = {
             Act.RECEIVE: self._receive,
             Act.FORWARD: self._forward,
@@ -78,81 +81,95 @@ class Engine:
             Act.RECEIVE_GRAD: self._receive_grad,
             Act.BACKWARD: self._backward,
             Act.SEND_GRAD: self._send_grad,
+            Act.BACKWARD_WEIGHT: self._backward_weight,
             Act.REDUCE: self._reduce,
             Act.STEP: self._step,
         }
 
-    def _micro_batches(self, direction: Direction) -> list[int]:
-        return [m for m in range(self.count) if direction_of(self.lowered.plan, m) is direction]
+    # Preparation.
 
-    # Wiring of the edges.
-
-    def _bind_transfers(self) -> None:
-        """Prepare the messages of every edge that this rank is an end of, per micro-batch size."""
-        lowered, mesh = self.lowered, self.fabric.mesh
-        made: dict[tuple[int, int, int, Direction, bool], list[tuple[str, Transfer]]] = {}
-        for index, edge in enumerate(lowered.program.edges):
-            for m in range(self.count):
-                direction = direction_of(lowered.plan, m)
-                if not {(edge.source, direction), (edge.target, direction)} & set(self.roles):
+    def _bind_stages(self) -> None:
+        bench, lowered = self.bench, self.lowered
+        bound: dict[tuple[int, Direction, int], BoundStage] = {}
+        for (stage, direction), member in self.roles.items():
+            wires = bench.fabric.wires(self.replica, stage, direction, member)
+            for m in range(lowered.program.micro_batches):
+                if direction_of(lowered.plan, m) is not direction:
                     continue
-                source = lowered.stage(edge.source, self.replica, m)
-                target = lowered.stage(edge.target, self.replica, m)
-                ends = (
-                    mesh.group(self.replica, edge.source, direction),
-                    mesh.group(self.replica, edge.target, direction),
-                )
-                for back in (False, True):
-                    key = (index, id(source), id(target), direction, back)
-                    if key not in made:
-                        made[key] = self._transfers(index, edge, source, target, ends, direction, back)
-                    self.transfers[edge, m, back] = made[key]
+                program = lowered.stage(stage, self.replica, m)
+                key = (stage, direction, id(program))
+                if key not in bound:
+                    tensors = self._tensors(stage, direction, member, m)
+                    bound[key] = BoundStage(program, member, tensors, wires, bench.device, bench.surroundings)
+                self.stages[stage, m] = bound[key]
 
-    def _transfers(
-        self,
-        index: int,
-        edge: Edge,
-        source: StageProgram,
-        target: StageProgram,
-        ends: tuple[Sequence[int], Sequence[int]],
-        direction: Direction,
-        back: bool,
-    ) -> list[tuple[str, Transfer]]:
-        """Return one transfer for every way in which the target stage wants the value."""
-        result = []
-        made = source.departures[edge.value].layout.on(ends[0])
-        wanted = [held for held in target.arrivals.values() if held.value == edge.value]
-        stride = 2 * 8 * 64 * len(self.lowered.program.edges)
-        for i, held in enumerate(wanted):
-            there = held.layout.on(ends[1])
-            listed = messages(made, there)
-            ways: tuple[Layout, Layout] = (made, there)
-            if back:
-                listed = tuple(Message(m.target, m.source, m.box) for m in listed)
-                ways = (there, made)
-            tag = (((index * 2 + (direction is Direction.UP)) * 2 + back) * 8 + i) * 32
-            me = self.fabric.rank
-            transfer = Transfer(
-                listed, me, ways[0].box(me), ways[1].box(me), self.fabric.world, _dtype(held), self.device,
-                tag, stride, f"{'gradient of ' if back else ''}{edge.value}",
-            )  # fmt: skip
-            result.append((held.slot, transfer))
-        return result
+    def _tensors(self, stage: int, direction: Direction, member: int, m: int) -> dict[str, Tensor]:
+        """Return the parameters and buffers of one stage, with the step's own numbers in their places."""
+        program, store = self.lowered.stage(stage, self.replica, m), self.bench.store
+        layouts = {**program.parameters, **program.buffers}
+        tensors = {n: store.local(n, lay.box(member)) for n, lay in layouts.items() if n in store.tensors}
+        if self.counts is not None:
+            tensors |= {name: scale for name, scale in self.counts.scales.items() if name in layouts}
+        if self.ledger is not None:
+            tensors |= self.ledger.views(stage, direction, member)
+        return tensors
+
+    def _plan_ahead(self) -> None:
+        """Find out once what every action of the list has to know of the others."""
+        self.receives: list[int] = []
+        self.final: dict[str, int] = {}
+        self.last_send: dict[tuple[int, int], int] = {}
+        self.later = any(action.act is Act.BACKWARD_WEIGHT for action in self.actions)
+        ends = Act.BACKWARD_WEIGHT if self.later else Act.BACKWARD
+        for i, action in enumerate(self.actions):
+            if action.act in (Act.RECEIVE, Act.RECEIVE_GRAD):
+                self.receives.append(i)
+            elif action.act in (Act.FORWARD, Act.SEND):
+                self.last_send[action.stage, action.micro_batch] = i
+            elif action.act is ends:
+                program = self.stages[action.stage, action.micro_batch].program
+                self.final.update(dict.fromkeys(program.parameters, i))
+        self.next_receive = {at: k for k, at in enumerate(self.receives)}
 
     # One step.
 
-    def step(self, inputs: Mapping[str, Tensor], update: Callable[[], None] | None = None) -> Tensor:
+    def step(
+        self,
+        feed: Feed,
+        update: Callable[[], None] | None = None,
+        *,
+        reduce: bool = True,
+        weight: float = 1.0,
+        sums: bool = False,
+    ) -> Tensor:
         """Run all actions on a mini-batch; return this rank's share of the mean loss.
 
-        `inputs` are the global inputs and targets by the name of their layer.
+        Args:
+            feed: gives boxes of the inputs and targets.
+            update: is called when all gradients are summed.
+            reduce: sum the gradients now, or leave them to a later step that adds to them.
+            weight: what the gradients are multiplied with.
+            sums: whether the loss of the mini-batch is the sum of those of its shares, not their mean.
         """
-        self.inputs, self.update = inputs, update
+        self.feed, self.update, self.reduces = feed, update, reduce
+        self.weight, self.sums = weight, sums
         self.flights: dict[tuple[int, int], _Flight] = {}
         self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self.input_grads: dict[str, Tensor] = {}
+        self.outputs: dict[tuple[str, int], Tensor] = {}
+        if self.lowered.program.training:
+            self.bench.store.open_gradients()
+        if self.counts is not None:
+            self.counts.exchange(feed)
+        recorder, alone = self.bench.recorder, self.bench.fabric.size == 1
         for i, action in enumerate(self.actions):
-            self.run[action.act](action, i)
-        for transfers in self.transfers.values():
+            with recorder.span(action.act, action) if recorder.on else nullcontext():
+                self.run[action.act](action, i)
+            if not alone:
+                progress()
+        if self.ledger is not None:
+            self.ledger.fold()
+        for transfers in self.channels.values():
             for _, transfer in transfers:
                 transfer.drain()
         return self.loss
@@ -163,103 +180,143 @@ class Engine:
     def _receive(self, action: Action, index: int) -> None:
         self._post_ahead(index)
         flight = self._flight(action)
-        assert action.edge is not None
-        for slot, transfer in self.transfers[action.edge, action.micro_batch, False]:
+        for slot, transfer in self.channels[_edge(action), action.micro_batch, False]:
             flight.arrivals[slot] = transfer.receive(action.micro_batch)
 
     def _post_ahead(self, index: int) -> None:
-        """Post this and the next receive, so that a sender that is ahead never waits for a buffer."""
-        ahead = 0
-        for action in self.actions[index:]:
-            if action.act in (Act.RECEIVE, Act.RECEIVE_GRAD):
-                assert action.edge is not None
-                back = action.act is Act.RECEIVE_GRAD
-                for _, transfer in self.transfers[action.edge, action.micro_batch, back]:
-                    transfer.post(action.micro_batch)
-                ahead += 1
-                if ahead == 4:
-                    return
+        """Post this and the next receives, so that a sender that is ahead never waits for a buffer."""
+        first = self.next_receive[index]
+        for at in self.receives[first : first + _AHEAD]:
+            action = self.actions[at]
+            back = action.act is Act.RECEIVE_GRAD
+            for _, transfer in self.channels[_edge(action), action.micro_batch, back]:
+                transfer.post(action.micro_batch)
 
     def _forward(self, action: Action, index: int) -> None:
-        flight = self._flight(action)
-        stage = self.stages[action.stage, action.micro_batch]
-        lo, hi = self.lowered.samples(self.replica, action.micro_batch)
-        graph = self.lowered.graph
+        flight, m = self._flight(action), action.micro_batch
+        stage = self.stages[action.stage, m]
+        lo, hi = self.lowered.samples(self.replica, m)
         for slot, held in stage.program.arrivals.items():
-            if graph[held.value].kind is Kind.INPUT:
-                box = held.layout.box(stage.rank)
-                tensor = self.inputs[held.value][lo:hi] if held.layout.shape else self.inputs[held.value]
-                flight.arrivals[slot] = tensor[box.slices()].to(self.device)
+            if self.lowered.graph[held.value].kind is Kind.INPUT:
+                box = in_batch(held.layout.box(stage.rank), lo)
+                flight.arrivals[slot] = self.feed(held.value, box).to(self.device)
+        self.bench.surroundings.first_sample = lo
+        if self.counts is not None:
+            self.counts.set(m)
         training = self.lowered.program.training
-        self.surroundings.first_sample = lo
-        flight.departures, flight.tape = stage.forward(flight.arrivals, keep=training)
+        with WeightsLater(flight.notes) if self.later else nullcontext():
+            flight.departures, flight.tape = stage.forward(flight.arrivals, keep=training)
         flight.arrivals = {}
-        for name in graph.output_names:
+        if self.ledger is not None:
+            self.ledger.record(action.stage, action.direction, m)
+        for name in self.lowered.graph.output_names:
             if name in flight.departures and training:
-                share = (hi - lo) / self.lowered.batch
-                if stage.rank == 0:
-                    self.loss += flight.departures[name].double() * share
-                held = stage.program.departures[name]
-                seed = share if stage.rank == 0 else 0.0
-                flight.grads[name] = torch.full_like(flight.departures[name], seed)
+                share = float(hi > lo) if self.sums else (hi - lo) / self.lowered.batch
+                self._end_in_loss(flight, name, stage.rank == 0, share)
+            elif name in flight.departures:
+                self.outputs[name, m] = flight.departures[name]
+        self._forget(flight, action, index)
+
+    def _end_in_loss(self, flight: _Flight, name: str, speaks: bool, share: float) -> None:
+        """Add a share of the loss, and start its gradient on the one rank that speaks for it."""
+        value = flight.departures[name]
+        if speaks and share:
+            self.loss += value.double() * share
+        flight.grads[name] = torch.full_like(value, share * self.weight if speaks else 0.0)
+
+    def _forget(self, flight: _Flight, action: Action, index: int) -> None:
+        """Drop what is wanted by nobody any more."""
+        if self.last_send[action.stage, action.micro_batch] == index:
+            flight.departures = {}
 
     def _send(self, action: Action, index: int) -> None:
-        assert action.edge is not None
-        value = self._flight(action).departures[action.edge.value]
-        for _, transfer in self.transfers[action.edge, action.micro_batch, False]:
-            transfer.send(value, action.micro_batch)
+        flight, edge = self._flight(action), _edge(action)
+        for _, transfer in self.channels[edge, action.micro_batch, False]:
+            transfer.send(flight.departures[edge.value], action.micro_batch)
+        self._forget(flight, action, index)
 
     def _receive_grad(self, action: Action, index: int) -> None:
         self._post_ahead(index)
-        assert action.edge is not None
-        flight, name = self._flight(action), action.edge.value
-        for _, transfer in self.transfers[action.edge, action.micro_batch, True]:
+        edge = _edge(action)
+        flight, name = self._flight(action), edge.value
+        for _, transfer in self.channels[edge, action.micro_batch, True]:
             grad = transfer.receive(action.micro_batch)
             flight.grads[name] = flight.grads[name] + grad if name in flight.grads else grad
 
     def _backward(self, action: Action, index: int) -> None:
         flight = self._flight(action)
         stage = self.stages[action.stage, action.micro_batch]
-        assert flight.tape is not None
-        final = self.last[action.stage] == index and self.reducer is not None
-        ready = self.reducer.ready if final and self.reducer is not None else None
-        flight.returns = stage.backward(flight.tape, flight.grads, ready)
-        flight.tape, flight.grads, flight.departures = None, {}, {}
+        if flight.tape is None:
+            raise RuntimeError(f"{action}: there was no forward pass before it")
+        flight.returns = stage.backward(flight.tape, flight.grads, self._ready(index))
+        flight.tape, flight.grads = None, {}
         if self.lowered.input_gradients:
-            self._keep_input_grads(flight, stage, action)
+            self._keep_input_grads(flight, stage, action.micro_batch)
 
-    def _keep_input_grads(self, flight: _Flight, stage: BoundStage, action: Action) -> None:
-        """Add this rank's part of the gradients of the model's inputs to their place in the mini-batch."""
-        lo, hi = self.lowered.samples(self.replica, action.micro_batch)
+    def _ready(self, index: int) -> Callable[[str], None] | None:
+        """Return what is told of the gradients that the action at this index completes, if it does any."""
+        reducer = self.reducer
+        if reducer is None or not self.reduces or index not in self.final.values():
+            return None
+
+        def ready(name: str) -> None:
+            if self.final[name] == index:
+                reducer.ready(name)
+                progress()
+
+        return ready
+
+    def _backward_weight(self, action: Action, index: int) -> None:
+        flight = self._flight(action)
+        notes, flight.notes = flight.notes, []
+        while notes:
+            notes.pop(0)()
+            progress()
+        ready = self._ready(index)
+        if ready is not None:
+            for name in reversed(self.stages[action.stage, action.micro_batch].program.parameters):
+                ready(name)
+
+    def _keep_input_grads(self, flight: _Flight, stage: BoundStage, micro_batch: int) -> None:
+        """Add this rank's part of the gradients of the model's inputs in its place of the mini-batch."""
+        lo, _ = self.lowered.samples(self.replica, micro_batch)
         for slot, grad in flight.returns.items():
             held = stage.program.arrivals[slot]
-            if self.lowered.graph[held.value].kind is Kind.INPUT:
-                whole = torch.zeros_like(self.inputs[held.value], device=self.device)
-                whole = self.input_grads.setdefault(held.value, whole)
-                whole[lo:hi][held.layout.box(stage.rank).slices()] += grad
+            layer = self.lowered.graph[held.value]
+            if layer.kind is Kind.INPUT:
+                if held.value not in self.input_grads:
+                    whole = torch.zeros(layer.shape, dtype=grad.dtype, device=self.device)
+                    self.input_grads[held.value] = whole
+                box = in_batch(held.layout.box(stage.rank), lo)
+                self.input_grads[held.value][box.slices()] += grad
 
     def _send_grad(self, action: Action, index: int) -> None:
-        assert action.edge is not None
         flight = self._flight(action)
         stage = self.stages[action.stage, action.micro_batch]
-        for slot, transfer in self.transfers[action.edge, action.micro_batch, True]:
+        for slot, transfer in self.channels[_edge(action), action.micro_batch, True]:
             grad = flight.returns.pop(slot, None)
             if grad is None:
                 held = stage.program.arrivals[slot]
-                box: Box = held.layout.box(stage.rank)
-                grad = torch.zeros(box.shape, dtype=_dtype(held), device=self.device)
+                box = held.layout.box(stage.rank)
+                grad = torch.zeros(box.shape, dtype=dtype_of(held), device=self.device)
             transfer.send(grad, action.micro_batch)
 
     def _reduce(self, action: Action, index: int) -> None:
         """Nothing to do: the buckets of a stage start while its last backward pass runs."""
 
     def _step(self, action: Action, index: int) -> None:
-        if self.reducer is not None:
+        if self.reducer is not None and self.reduces:
             self.reducer.finish()
         if self.update is not None:
             self.update()
 
 
-def _dtype(held: Held) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, held.spec.dtype)
-    return dtype
+def in_batch(box: Box, first: int) -> Box:
+    """Move a box of a micro-batch to its place in the mini-batch."""
+    return box.shift((first, *(0,) * (box.ndim - 1))) if box.ndim else box
+
+
+def _edge(action: Action) -> Edge:
+    if action.edge is None:
+        raise RuntimeError(f"{action}: a message without an edge")
+    return action.edge

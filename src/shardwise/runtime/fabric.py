@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch.distributed as dist
 
 from shardwise.plan.mesh import Mesh
 from shardwise.plan.micro_batches import Direction
+from shardwise.program.ops import Normalise, Regrid, StageProgram
 from shardwise.runtime.wire import LoneWire, Wire, Wires, wire_of
+
+# Making a group costs a round over its ranks, so groups outlive the trainer that asked for them.
+_groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = weakref.WeakKeyDictionary()
 
 
 class Fabric:
-    """Make and keep the wires of a mesh; constructing it is collective over the world."""
+    """Make and keep the wires of a mesh; `adopt` is collective over the world, nothing else is."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -20,30 +26,16 @@ class Fabric:
         self.size = dist.get_world_size() if dist.is_initialized() else 1
         if mesh.size != self.size:
             raise ValueError(f"the plan needs {mesh.size} ranks, the job has {self.size}")
-        self._groups: dict[tuple[int, ...], object] = {}
+        world = dist.group.WORLD if dist.is_initialized() else None
+        self._groups = {} if world is None else _groups.setdefault(world, {tuple(range(self.size)): world})
         self._wires: dict[tuple[int, ...], Wire] = {}
-        for ranks in self._sets():
-            self._prepare(ranks)
         self.world = self.wire(range(self.size))
 
-    def _sets(self) -> list[tuple[int, ...]]:
-        mesh = self.mesh
-        sets: list[tuple[int, ...]] = [tuple(range(self.size))]
-        for stage in range(mesh.stages):
-            for direction in mesh.directions:
-                groups = [mesh.group(r, stage, direction) for r in range(mesh.data)]
-                sets += groups
-                sets.append(tuple(rank for group in groups for rank in group))
-                sets += [tuple(group[m] for group in groups) for m in range(mesh.widths[stage])]
-            sets += [mesh.slice_group(stage, m) for m in range(mesh.widths[stage])]
-            sets.append(mesh.reduction_group(stage))
-        return sets
-
-    def _prepare(self, ranks: Sequence[int]) -> None:
-        key = tuple(sorted(set(ranks)))
-        if key in self._groups or len(key) <= 1:
-            return
-        self._groups[key] = dist.group.WORLD if len(key) == self.size else dist.new_group(list(key))
+    def adopt(self, sets: Iterable[Sequence[int]]) -> None:
+        """Make groups for sets of ranks that have none yet; every rank must give the same sets."""
+        for key in sorted({tuple(sorted(set(ranks))) for ranks in sets}):
+            if len(key) > 1 and key not in self._groups:
+                self._groups[key] = dist.new_group(list(key))
 
     def wire(self, ranks: Sequence[int]) -> Wire:
         """Return the wire among some ranks of the world, peers numbered in the given order."""
@@ -57,17 +49,34 @@ class Fabric:
             self._wires[order] = wire_of(self._groups[key], order)
         return self._wires[order]
 
-    def adopt(self, sets: Sequence[Sequence[int]]) -> None:
-        """Make groups for further sets of ranks; collective, with the same sets on every rank."""
-        for ranks in sets:
-            self._prepare(ranks)
+    def adopt_stages(self, programs: Iterable[tuple[int, StageProgram]]) -> None:
+        """Make the groups that the operations of the given stages talk in."""
+        sets: set[tuple[int, ...]] = set()
+        for stage, program in programs:
+            for direction in self.mesh.directions:
+                sets.update(self._talking(stage, direction, program))
+        self.adopt(sets)
+
+    def _talking(self, stage: int, direction: Direction, program: StageProgram) -> set[tuple[int, ...]]:
+        groups = [self.mesh.group(r, stage, direction) for r in range(self.mesh.data)]
+        sets: set[tuple[int, ...]] = set()
+        for op in program.ops:
+            if isinstance(op, Regrid):
+                sets.update(groups)
+            elif isinstance(op, Normalise) and op.over == "group":
+                sets.add(tuple(rank for group in groups for rank in group))
+            elif isinstance(op, Normalise):
+                sets.update(zip(*groups, strict=True))
+        return sets
 
     def wires(self, replica: int, stage: int, direction: Direction, member: int) -> Wires:
-        """Return the wires of one stage."""
-        mesh = self.mesh
-        groups = [mesh.group(r, stage, direction) for r in range(mesh.data)]
+        """Return the wires of one stage; those that its operations never use are not connected."""
+        groups = [self.mesh.group(r, stage, direction) for r in range(self.mesh.data)]
         return Wires(
-            group=self.wire(groups[replica]),
-            group_and_replicas=self.wire([rank for group in groups for rank in group]),
-            replicas=self.wire([group[member] for group in groups]),
+            group=self._connected(groups[replica]),
+            group_and_replicas=self._connected([rank for group in groups for rank in group]),
+            replicas=self._connected([group[member] for group in groups]),
         )
+
+    def _connected(self, ranks: Sequence[int]) -> Wire:
+        return self.wire(ranks) if tuple(sorted(ranks)) in self._groups else LoneWire()

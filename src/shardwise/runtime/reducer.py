@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from shardwise.runtime.events import Recorder
 from shardwise.runtime.wire import Pending, Wire
 
 BUCKET_BYTES = 25 * 2**20
@@ -26,6 +27,7 @@ class _Bucket:
         for p in self.parameters:
             self.views.append(self.flat[offset : offset + p.numel()].view(p.shape))
             offset += p.numel()
+        self.what = f"gradients of {self.names[0]} and {len(self.names) - 1} more"
         self.waiting = set(self.names)
         self.pending: Pending | None = None
 
@@ -36,7 +38,7 @@ class _Bucket:
             elif parameter.grad is not view:
                 view.copy_(parameter.grad)
             parameter.grad = view
-        self.pending = self.wire.start_all_reduce(self.flat, f"gradients of {self.names[0]} ...")
+        self.pending = self.wire.start_all_reduce(self.flat, self.what)
 
     def finish(self) -> None:
         if self.pending is not None:
@@ -46,36 +48,48 @@ class _Bucket:
 
 
 class Reducer:
-    """Reduce the gradients of a rank's parameters; every rank of a wire has the same buckets in its order."""
+    """Reduce the gradients of a rank's parameters.
+
+    All ranks of a wire have the same buckets and start them in the same order, that of the list: a bucket
+    that is complete early waits for those before it. (A rank that plays two stages completes them in
+    another order than its mirror rank does, and sums on one wire must not cross.)
+    """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         wires: Mapping[str, Wire],
-        order: Sequence[str],
+        order: Sequence[Sequence[str]],
         bucket_bytes: int = BUCKET_BYTES,
+        recorder: Recorder | None = None,
     ) -> None:
         """Prepare the buckets.
 
         Args:
             parameters: the local parameters by name.
             wires: for each parameter that other ranks hold too, the wire that joins them.
-            order: all parameter names in the order in which backward completes them.
+            order: the parameter names of each stage in the order in which backward completes them.
             bucket_bytes: how much to gather before a reduction is started.
+            recorder: is told when each reduction starts.
         """
+        self.recorder = recorder or Recorder()
         self.buckets: list[_Bucket] = []
         self.of: dict[str, _Bucket] = {}
-        filling: dict[tuple[int, torch.dtype], list[str]] = {}
-        for name in order:
-            if name not in wires or name not in parameters or not parameters[name].requires_grad:
-                continue
-            key = (id(wires[name]), parameters[name].dtype)
-            names = filling.setdefault(key, [])
-            names.append(name)
-            if sum(parameters[n].nbytes for n in names) >= bucket_bytes:
-                self._close(filling.pop(key), parameters, wires)
-        for names in filling.values():
-            self._close(names, parameters, wires)
+        for names in order:
+            filling: dict[tuple[int, torch.dtype], list[str]] = {}
+            for name in names:
+                if name not in wires or name not in parameters or not parameters[name].requires_grad:
+                    continue
+                key = (id(wires[name]), parameters[name].dtype)
+                filling.setdefault(key, []).append(name)
+                if sum(parameters[n].nbytes for n in filling[key]) >= bucket_bytes:
+                    self._close(filling.pop(key), parameters, wires)
+            for rest in filling.values():
+                self._close(rest, parameters, wires)
+        self._lines: dict[int, list[_Bucket]] = {}
+        for bucket in self.buckets:
+            self._lines.setdefault(id(bucket.wire), []).append(bucket)
+        self._next = dict.fromkeys(self._lines, 0)
 
     def _close(
         self, names: list[str], parameters: Mapping[str, nn.Parameter], wires: Mapping[str, Wire]
@@ -90,13 +104,23 @@ class Reducer:
         if bucket is None:
             return
         bucket.waiting.discard(name)
-        if not bucket.waiting and bucket.pending is None:
-            bucket.launch()
+        line = self._lines[id(bucket.wire)]
+        while self._next[id(bucket.wire)] < len(line):
+            head = line[self._next[id(bucket.wire)]]
+            if head.waiting:
+                return
+            self._launch(head)
+
+    def _launch(self, bucket: _Bucket) -> None:
+        bucket.launch()
+        self._next[id(bucket.wire)] += 1
+        self.recorder.mark("reduce", bucket.what)
 
     def finish(self) -> None:
         """Launch what is left and wait for every sum."""
-        for bucket in self.buckets:
-            if bucket.pending is None:
-                bucket.launch()
+        for key, line in self._lines.items():
+            for bucket in line[self._next[key] :]:
+                self._launch(bucket)
         for bucket in self.buckets:
             bucket.finish()
+        self._next = dict.fromkeys(self._lines, 0)

@@ -1,0 +1,108 @@
+"""Models, data and workers of the trainer's tests; every function runs on the ranks of a pool too."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import shardwise as sw
+from shardwise.training.unsplit import unsplit_step
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a skip."""
+
+    def __init__(self, channels: int, norm: bool) -> None:
+        super().__init__()
+        # A bias before a batch norm has no gradient but rounding errors, which nothing can be compared with.
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=not norm)
+        self.norm = nn.BatchNorm2d(channels) if norm else nn.Identity()
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(F.relu(self.norm(self.conv1(x))))
+
+
+def classifier(norm: bool = True, channels: int = 8) -> nn.Module:
+    torch.manual_seed(0)
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 5)]
+    body = [
+        nn.Conv2d(3, channels, 3, padding=1),
+        Residual(channels, norm),
+        nn.ReLU(),
+        Residual(channels, norm),
+    ]
+    return nn.Sequential(*body, *head).double()
+
+
+def segmenter() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        Residual(6, True),
+        nn.Conv2d(6, 4, 1),
+    ).double()
+
+
+def images(batch: int, size: int = 10, seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, 3, size, size, dtype=torch.float64, generator=generator)
+    return x, torch.randint(0, 5, (batch,), generator=generator)
+
+
+def masks(batch: int, size: int = 10, seed: int = 1) -> tuple[Tensor, Tensor]:
+    x, _ = images(batch, size, seed)
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 4, (batch, size, size), generator=generator)
+    # Very uneven, so that a mean of means would be far from the mean.
+    y[: batch // 2, : size - 2] = 255
+    return x, y
+
+
+def sgd(named: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
+
+
+def error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """Return the worst deviation relative to each tensor's largest value."""
+    floor = 1e-6 * max(float(t.double().abs().max()) for t in wanted.values())
+    worst = 0.0
+    for name, b in wanted.items():
+        scale = max(float(b.double().abs().max()), floor)
+        worst = max(worst, float((found[name].double() - b.double()).abs().max()) / scale)
+    return worst
+
+
+def compare(
+    model: Callable[[], nn.Module],
+    data: Callable[..., tuple[Any, Any]],
+    plan: str,
+    batches: tuple[tuple[int, int], ...],
+    loss: Callable[..., Tensor],
+    options: dict[str, Any] | None = None,
+) -> tuple[float, float, float]:
+    """Train on mini-batches of the given (samples, size) under a plan and on one device, on every rank.
+
+    Returns the worst deviation of the losses, of the gradients, and of all weights and statistics.
+    """
+    split, whole = model(), model()
+    trainer = sw.Trainer(split, data(*batches[0]), plan, loss=loss, optimizer=sgd, **(options or {}))
+    optimizer = sgd(whole.named_parameters())
+    losses = gradients = 0.0
+    for i, (batch, size) in enumerate(batches):
+        x, y = data(batch, size, seed=i)
+        found = trainer.step(x, y)
+        optimizer.zero_grad()
+        wanted = float(unsplit_step(whole, loss, x, y, trainer.plan))
+        losses = max(losses, abs(found - wanted) / max(abs(wanted), 1e-12))
+        grads = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
+        gradients = max(gradients, error(trainer.gradients(), grads))
+        optimizer.step()
+    return losses, gradients, error(trainer.state_dict(), copy.deepcopy(whole.state_dict()))
