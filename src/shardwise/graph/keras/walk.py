@@ -19,6 +19,7 @@ from keras.src.ops.function import Function
 import keras
 from shardwise.graph.errors import CaptureError, Opaque
 from shardwise.graph.example import Example, spec_of
+from shardwise.graph.functional import Method
 from shardwise.graph.keras import layers as rules
 from shardwise.graph.keras.flow import Flow, Scribe
 from shardwise.graph.keras.module import KerasModule
@@ -45,6 +46,9 @@ def walk(module: KerasModule, example: Example) -> Trace:
             f"Keras model {model.name!r} cannot be called on symbolic inputs: {walker.refusal}"
         )
     outputs = walker.run(function, flows, "")
+    if isinstance(outputs, (list, tuple)) and len(outputs) == 1:
+        outputs = outputs[0]  # as Keras returns it
+    returned = keras.tree.map_structure(lambda flow: scribe.order(flow, moved=False).ref, outputs)
     held = {
         entry.name: Held(
             spec_of(entry.view.apply(entry.variable.value)),
@@ -58,7 +62,7 @@ def walk(module: KerasModule, example: Example) -> Trace:
         steps=tuple(scribe.steps),
         inputs=example.names,
         specs=example.specs,
-        output=keras.tree.map_structure(lambda flow: scribe.order(flow, moved=False).ref, outputs),
+        output=returned,
         held=held,
         tied={},
         training=module.training,
@@ -106,10 +110,14 @@ class _Walker:
         """Write the steps of a graph; return its outputs in Keras's structure."""
         values: dict[int, Any] = {id(x): flow for x, flow in zip(function._inputs, flows, strict=True)}
         depths = sorted(function._nodes_by_depth, reverse=True)
+        is_model = isinstance(function, keras.Model)
         for node in (node for depth in depths for node in function._nodes_by_depth[depth]):
             if not node.operation or node.is_input or any(id(x) not in values for x in node.input_tensors):
                 continue
             args, kwargs = node.arguments.fill_in(values)
+            if is_model or kwargs.get("training", 0) is None:
+                # A model tells its layers whether it is trained; what was true when it was made is forgotten.
+                kwargs = {key: value for key, value in kwargs.items() if key != "training"}
             made = self._node(node.operation, args, kwargs, prefix)
             for tensor, flow in zip(node.outputs, keras.tree.flatten(made), strict=True):
                 values[id(tensor)] = replace(flow, shape=tuple(tensor.shape), dtype=str(tensor.dtype))
@@ -156,7 +164,7 @@ class _Walker:
                 return item
             dtype = getattr(torch, wanted)
             return replace(
-                item.made(self.scribe.add(torch.Tensor.to, item.ref, dtype, part="cast")), dtype=wanted
+                item.made(self.scribe.add(Method("to"), item.ref, dtype, part="cast")), dtype=wanted
             )
 
         return keras.tree.map_structure(leaf, args), keras.tree.map_structure(leaf, kwargs)

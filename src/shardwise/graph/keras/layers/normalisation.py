@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import torch
 from keras import layers
 from torch import Tensor
 from torch.nn import functional as F
 
 from shardwise.graph.errors import Opaque
+from shardwise.graph.functional import Method
 from shardwise.graph.keras import functional
 from shardwise.graph.keras.flow import Flow, Scribe
 from shardwise.graph.keras.layers.convolution import computes_plainly
@@ -70,7 +72,7 @@ def _affine(scribe: Scribe, x: Flow, factor: Any, offset: Any, dtype: str) -> Fl
     """Add `x * factor + offset`, for numbers and for tensors."""
     kind = getattr(torch, dtype)
     if x.dtype != dtype:
-        x = x.made(scribe.add(torch.Tensor.to, x.ref, kind, part="cast"))
+        x = x.made(scribe.add(Method("to"), x.ref, kind, part="cast"))
     for target, value, part in ((torch.mul, factor, "scale"), (torch.add, offset, "")):
         tensor = torch.as_tensor(value, dtype=kind)
         other: Any = float(tensor) if not tensor.ndim else scribe.constant(along(x, tensor))
@@ -80,7 +82,7 @@ def _affine(scribe: Scribe, x: Flow, factor: Any, offset: Any, dtype: str) -> Fl
 
 @rule(layers.Rescaling)
 def _rescaling(scribe: Scribe, layer: Any, x: Flow) -> Flow:
-    scale, offset = (torch.as_tensor(v) for v in (layer.scale, layer.offset))
+    scale, offset = (np.asarray(v, dtype=layer.compute_dtype) for v in (layer.scale, layer.offset))
     if (scale.ndim or offset.ndim) and keras.config.image_data_format() == "channels_first":
         raise Opaque("rescaling of each channel, channels first")
     return _affine(scribe, x, scale, offset, layer.compute_dtype)
@@ -90,10 +92,10 @@ def _rescaling(scribe: Scribe, layer: Any, x: Flow) -> Flow:
 def _normalization(scribe: Scribe, layer: Any, x: Flow) -> Flow:
     if layer.invert or layer.mean is None:
         raise Opaque("normalisation that is inverted or not adapted yet")
-    mean, variance = (torch.as_tensor(keras.ops.convert_to_numpy(v)) for v in (layer.mean, layer.variance))
+    mean, variance = (torch.from_numpy(np.asarray(keras.ops.convert_to_numpy(v))) for v in (layer.mean, layer.variance))
     dtype = getattr(torch, layer.compute_dtype)
     deviation = torch.maximum(variance.to(dtype).sqrt(), torch.tensor(keras.config.epsilon(), dtype=dtype))
     if x.dtype != layer.compute_dtype:
-        x = x.made(scribe.add(torch.Tensor.to, x.ref, dtype, part="cast"))
+        x = x.made(scribe.add(Method("to"), x.ref, dtype, part="cast"))
     x = x.made(scribe.add(torch.sub, x.ref, scribe.constant(along(x, mean.to(dtype))), part="centre"))
     return x.made(scribe.add(torch.div, x.ref, scribe.constant(along(x, deviation))))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import torch
 from keras.src.ops import nn as nn_ops
 from keras.src.ops import numpy as numpy_ops
@@ -70,7 +71,7 @@ def _operand(scribe: Scribe, flow: Flow, value: Any) -> Any:
         return scribe.weight(value)
     if isinstance(value, (int, float)) and "float" in flow.dtype:
         return value
-    tensor = torch.as_tensor(value) if not isinstance(value, Tensor) else value
+    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value))
     if str(tensor.dtype).removeprefix("torch.") != flow.dtype:
         raise Opaque(f"it combines {flow.dtype} and {tensor.dtype}")
     return scribe.constant(along(scribe.order(flow, moved=False), tensor.detach()))
