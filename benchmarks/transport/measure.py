@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sections import allreduce, chain, overlap, pairs
+from sections import allreduce, chain, halo, overlap, pairs
 
 import shardwise.runtime as runtime
 from shardwise.runtime.mpi import library
@@ -21,6 +21,7 @@ SECTIONS: dict[str, Callable[[Any, float], list[dict[str, Any]]]] = {
     "allreduce": allreduce.measure,
     "overlap": overlap.measure,
     "chain": chain.measure,
+    "halo": halo.measure,
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from switch import context_switch_seconds
-from tables import Bar, allreduce_table, bars_table, chain_table, overlap_table, pairs_table
+from tables import Bar, allreduce_table, bars_table, chain_table, halo_table, overlap_table, pairs_table
 
 from shardwise.runtime.mpi.mpiexec import find_mpiexec
 
@@ -35,18 +35,22 @@ def launch(section: str, ranks: int, effort: float) -> list[dict[str, Any]]:
         return rows
 
 
-def bars(pairs: list[dict[str, Any]], chains: list[dict[str, Any]], switch: float) -> list[Bar]:
+def bars(
+    pairs: list[dict[str, Any]], halos: list[dict[str, Any]], chains: list[dict[str, Any]], switch: float
+) -> list[Bar]:
     """Compare what was measured with what is asked for."""
     small = [row for row in pairs if row["bytes"] <= 512]
     large = [row for row in pairs if row["bytes"] >= 1 << 20]
     overhead = max(row["ours"] - row["raw"] for row in small) * 1e6
     slower = max(row["ours"] / row["raw"] for row in large)
     faster = min(row["gloo"] / row["ours"] for row in small)
+    regrid = max(row["regrid"] / row["by hand"] for row in halos)
     hop = {row["ranks"]: row["ours"] for row in chains}
     return [
         Bar("overhead over raw mpi4py, up to 512 B", f"{overhead:.1f} us", "<= 25 us", overhead <= 25),
         Bar("time over raw mpi4py, from 1 MiB", f"{slower:.2f}x", "<= 1.10x", slower <= 1.10),
         Bar("latency below Gloo's, up to 512 B", f"{faster:.1f}x", ">= 10x", faster >= 10),
+        Bar("halo by regrid over hand-written", f"{regrid:.2f}x", "<= 1.30x", regrid <= 1.3),
         Bar(
             "hop on 8 ranks over 1.3 hops on 2 plus a context switch",
             f"{hop[8] / (1.3 * hop[2] + switch):.2f}x",
@@ -67,6 +71,7 @@ def main() -> None:
     pairs = launch("pairs", 2, options.effort)
     reduced = launch("allreduce", 2, options.effort)
     overlapped = launch("overlap", 2, options.effort)
+    halos = launch("halo", 2, options.effort)
     chains = [row for size in CHAINS for row in launch("chain", size, options.effort)]
     text = "\n\n".join(
         [
@@ -74,9 +79,10 @@ def main() -> None:
             f"`python benchmarks/transport/run.py --effort {options.effort:g}` on "
             f"{cores} cores, load average before {load_before:.1f}, context switch {switch * 1e6:.1f} us. "
             "Medians; transports take turns." + ("" if load_before < cores / 4 else BUSY),
-            "## Bars\n\n" + bars_table(bars(pairs, chains, switch)),
+            "## Bars\n\n" + bars_table(bars(pairs, halos, chains, switch)),
             "## Two ranks, one way\n\n" + pairs_table(pairs),
             "## All-reduce, 2 ranks\n\n" + allreduce_table(reduced),
+            "## Halo exchange of a 64x512x512 tile, 2 ranks\n\n" + halo_table(halos),
             "## Overlap, 2 ranks, exchange in both directions\n\n" + overlap_table(overlapped),
             "## Token chain\n\n" + chain_table(chains),
         ]

@@ -83,3 +83,17 @@ def chain_table(rows: list[dict[str, Any]]) -> str:
     """Return microseconds per hop by number of ranks."""
     lines = [[str(row["ranks"]), f"{row['raw'] * 1e6:.1f}", f"{row['ours'] * 1e6:.1f}"] for row in rows]
     return table(["ranks", "raw us/hop", "ours us/hop"], lines)
+
+
+def halo_table(rows: list[dict[str, Any]]) -> str:
+    """Return the halo exchanges and their ratio."""
+    lines = [
+        [
+            str(row["rows"]),
+            f"{row['by hand'] * 1e3:.2f}",
+            f"{row['regrid'] * 1e3:.2f}",
+            f"{row['regrid'] / row['by hand']:.2f}x",
+        ]
+        for row in rows
+    ]
+    return table(["rows of halo", "by hand ms", "regrid ms", "ratio"], lines)

@@ -41,6 +41,7 @@ class MPILine:
         self.poller, self.deadline_seconds = wire.poller, wire.deadline_seconds
         peers = sorted({wire.ranks[p.peer] for p in (*receives, *sends)})
         self.peers, self.what = peers, f"{what} with ranks {peers}"
+        self.targets = tuple(wire.ranks[p.peer] for p in sends)
         self.staged = any(a is not b for a, b in (*self.receives, *self.sends))
 
     def start(self) -> None:
@@ -49,6 +50,8 @@ class MPILine:
             for device, host in self.sends:
                 host.copy_(device)
         self.startall(self.requests)
+        if self.poller.bell is not None:
+            self.poller.bell.ring(self.targets)
 
     def finish(self) -> None:
         """Return when all of them are complete."""
@@ -110,6 +113,7 @@ class MPIWire:
         """Start one message."""
         host = readable(parcel.buffer)
         request = self.comm.Isend([memory(host), host.nbytes, load().BYTE], self.places[parcel.peer], tag)
+        self.poller.ring((self.ranks[parcel.peer],))
         return MPIPending(request, self, what, (self.ranks[parcel.peer],), (host, host))
 
     def receive(self, parcel: Parcel, tag: int, what: str) -> Pending:
@@ -127,6 +131,7 @@ class MPIWire:
         host = tensor.float() if tensor.dtype in WIDENED else readable(tensor)
         buffer = [memory(host), host.numel(), datatype(host.dtype)]
         request = self.comm.Iallreduce(self.in_place, buffer)
+        self.poller.ring(self.ranks)
         return MPIPending(request, self, what, self.ranks, (tensor, host))
 
 
