@@ -81,10 +81,12 @@ def bind_dropout(op: Compute, rank: int, surroundings: Surroundings) -> Run:
     p: float = op.layer.attributes["p"]
     name, pick = op.layer.name, cropped(op, rank)
     shape, box = op.layer.shape, op.makes.layout.box(rank)
-    if op.layer.attributes["per"] == "channel":
-        # One number per sample and channel decides for all of its pixels.
-        shape = (*shape[:2], *(1,) * (len(shape) - 2))
-        box = Box((*box.lo[:2], *(0,) * (len(shape) - 2)), (*box.hi[:2], *(1,) * (len(shape) - 2)))
+    kept = {"element": len(shape), "channel": 2, "sample": 1}[op.layer.attributes["per"]]
+    if kept < len(shape):
+        # One number per sample (and channel) decides for all of its pixels.
+        rest = len(shape) - kept
+        shape = (*shape[:kept], *(1,) * rest)
+        box = Box((*box.lo[:kept], *(0,) * rest), (*box.hi[:kept], *(1,) * rest))
     scale = 1.0 / (1.0 - p) if p < 1.0 else 0.0
 
     def run(tensors: Sequence[Any]) -> Tensor:

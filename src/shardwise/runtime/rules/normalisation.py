@@ -9,13 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwise.program import Compute
-from shardwise.runtime.rules.registry import Run, crop, rule
+from shardwise.runtime.rules.registry import Run, crop, generic, rule
 
 
 @rule("batch_norm")
 def bind_batch_norm(op: Compute, rank: int) -> Run:
     """Bind a batch norm with this rank's own statistics, or with the running ones."""
     attributes = op.layer.attributes
+    if not attributes.get("unbiased", True):
+        return generic(op, rank)  # its own call keeps the averages of biased variances
     training, eps = bool(attributes["batch_statistics"]), attributes["eps"]
     momentum = attributes["momentum"]
     roles = {operand.role: i for i, operand in enumerate(op.layer.operands)}
