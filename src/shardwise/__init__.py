@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwise import zoo
-    from shardwise.fit import Trainer
+    from shardwise.fit import Callback, CheckReport, EarlyStopping, History, Trainer, check, fit
     from shardwise.geometry import Box, Layout
     from shardwise.graph import Graph, capture
     from shardwise.machine import Machine, MachineError
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 # Public name -> the module that defines it. Imported on first use, so that `import shardwise` is quick.
 _HOMES = {
     "Box": "shardwise.geometry",
+    "Callback": "shardwise.fit",
+    "CheckReport": "shardwise.fit",
+    "EarlyStopping": "shardwise.fit",
     "Graph": "shardwise.graph",
+    "History": "shardwise.fit",
     "Layout": "shardwise.geometry",
     "Machine": "shardwise.machine",
     "MachineError": "shardwise.machine",
@@ -28,7 +32,9 @@ _HOMES = {
     "Trainer": "shardwise.fit",
     "calibrate": "shardwise.runtime.calibrate",
     "capture": "shardwise.graph",
+    "check": "shardwise.fit",
     "finalize": "shardwise.runtime.session",
+    "fit": "shardwise.fit",
     "init": "shardwise.runtime.session",
     "regrid": "shardwise.runtime.differentiable",
     "zoo": "shardwise.zoo",
@@ -36,7 +42,11 @@ _HOMES = {
 
 __all__ = [
     "Box",
+    "Callback",
+    "CheckReport",
+    "EarlyStopping",
     "Graph",
+    "History",
     "Layout",
     "Machine",
     "MachineError",
@@ -45,7 +55,9 @@ __all__ = [
     "Trainer",
     "calibrate",
     "capture",
+    "check",
     "finalize",
+    "fit",
     "init",
     "regrid",
     "zoo",

@@ -2,6 +2,176 @@
 
 from __future__ import annotations
 
-from shardwise.training.trainer import Trainer
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-__all__ = ["Trainer"]
+from torch import Tensor
+
+from shardwise.graph import capture
+from shardwise.plan import Plan
+from shardwise.runtime.environment import detect
+from shardwise.runtime.materialise import Init, on_meta
+from shardwise.runtime.session import init as join
+from shardwise.training.auto import auto_plan
+from shardwise.training.callbacks import Callback, EarlyStopping
+from shardwise.training.check import CheckReport, check
+from shardwise.training.data import Source
+from shardwise.training.given import Model, made
+from shardwise.training.history import History
+from shardwise.training.job import is_alone, on_ranks
+from shardwise.training.loop import Loop, Scheduler
+from shardwise.training.loss_graph import Loss
+from shardwise.training.trainer import Optimizer, Trainer
+
+__all__ = ["Callback", "CheckReport", "EarlyStopping", "History", "Trainer", "check", "fit"]
+
+
+def fit(
+    model: Model,
+    data: Any,
+    *,
+    loss: Loss,
+    optimizer: Optimizer,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    plan: Plan | str = "auto",
+    metrics: Any = None,
+    validation: Any = None,
+    callbacks: Sequence[Callback] = (),
+    scheduler: Scheduler | None = None,
+    scheduler_every: str = "epoch",
+    shuffle: bool = True,
+    drop_last: bool = False,
+    workers: int = 0,
+    varying_sizes: bool = False,
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    loss_mean: str = "exact",
+    seed: int = 0,
+    init: Init | None = None,
+    ranks: int | None = None,
+    backend: str | None = None,
+    save: str | Path | None = None,
+    progress: bool = True,
+) -> History:
+    """Train a model under a plan, with the numbers of one device; the trained weights are in the model then.
+
+    The same call works alone in a process, on the ranks of a job that a launcher started, and, with
+    `ranks`, from a plain script or notebook, where it starts local ranks itself.
+
+    Args:
+        model: any module; or a callable that makes one, or a module on meta, of which each rank then has
+            only its own part (see `save`).
+        data: a Dataset, a DataLoader, or an iterable of mini-batches `(x, y)` that is the same on every
+            rank. Of a Dataset each rank loads only the samples that it needs.
+        loss: a callable `(output, target) -> scalar`.
+        optimizer: a callable that makes an optimizer from (name, parameter) pairs.
+        batch_size: samples of a global mini-batch, whatever the plan is.
+        epochs: how often to go through the data.
+        plan: how to split training, as a `Plan` or its one line; `auto` chooses one.
+        metrics: callables `(output, target) -> number`, by name or in a list, measured on `validation`.
+        validation: data like `data`, evaluated after every epoch.
+        callbacks: see `Callback`; `EarlyStopping` is one.
+        scheduler: a callable that makes a learning-rate scheduler from the optimizer.
+        scheduler_every: whether it steps every `epoch` or every `step`.
+        shuffle: whether each epoch has its own order (a DataLoader has its own opinion).
+        drop_last: whether to leave out a last mini-batch that is smaller.
+        workers: processes that load samples, on each rank.
+        varying_sizes: whether image sizes differ between mini-batches.
+        clip_norm, accumulate, loss_mean, seed, init: see `Trainer`.
+        ranks: how many local ranks to start; None for the ranks of the job, or one process alone.
+        backend: the transport of local ranks.
+        save: a folder for weights, optimizer and plan at the end.
+        progress: whether rank 0 shows how it goes.
+    """
+    settings = {
+        name: value for name, value in locals().items() if name not in ("model", "data", "ranks", "backend")
+    }
+    if ranks is not None and ranks > 1 and is_alone():
+        history, state = on_ranks(ranks, _fit_and_state, model, data, settings, backend=backend)
+        whole = made(model)
+        if state is not None and not on_meta(whole):
+            whole.load_state_dict(state)
+        return history  # type: ignore[no-any-return]
+    size = detect().size
+    if ranks is not None and ranks != size:
+        raise ValueError(f"ranks: {ranks} asked for, but a launcher started {size}; leave it out")
+    return _fit(model, data, **settings)[0]
+
+
+def _fit_and_state(
+    model: Model, data: Any, settings: dict[str, Any]
+) -> tuple[History, dict[str, Tensor] | None]:
+    """Train on the ranks of a job; rank 0's result goes back to who started them."""
+    history, trainer = _fit(model, data, **settings)
+    if on_meta(trainer.model) or trainer.fabric.rank:
+        return history, None
+    return history, {name: tensor.detach().cpu() for name, tensor in trainer.model.state_dict().items()}
+
+
+def _fit(
+    model: Model,
+    data: Any,
+    *,
+    loss: Loss,
+    optimizer: Optimizer,
+    batch_size: int | None,
+    epochs: int,
+    plan: Plan | str,
+    validation: Any,
+    shuffle: bool,
+    drop_last: bool,
+    workers: int,
+    varying_sizes: bool,
+    save: str | Path | None,
+    seed: int,
+    clip_norm: float | None,
+    accumulate: int,
+    loss_mean: str,
+    init: Init | None,
+    **looping: Any,
+) -> tuple[History, Trainer]:
+    loading = {"workers": workers, "varying_sizes": varying_sizes}
+    source = Source.of(data, batch_size, shuffle=shuffle, drop_last=drop_last, **loading)
+    held_out = None if validation is None else Source.of(validation, batch_size, **loading)
+    example = source.first()
+    module = made(model)
+    trainer = Trainer(
+        module,
+        example,
+        resolve(plan, module, example, source.batch_size),
+        loss=loss,
+        optimizer=optimizer,
+        seed=seed,
+        clip_norm=clip_norm,
+        accumulate=accumulate,
+        loss_mean=loss_mean,
+        init=init,
+    )
+    history = Loop(trainer, source, held_out, seed=seed, **looping).run(epochs)
+    trainer.write_back()
+    if save is not None:
+        trainer.save(save)
+    return history, trainer
+
+
+def resolve(plan: Plan | str, model: Model, example: tuple[Any, Any], batch_size: int | None) -> Plan:
+    """Return the plan that is meant, choosing one for `auto`."""
+    if plan != "auto":
+        return Plan.parse(plan)
+    graph = capture(made(model), example[0], training=True)
+    return auto_plan(graph, join().size, batch_size or graph.batch)
+
+
+class _Callable(ModuleType):
+    """Let `shardwise.fit(...)` work also after an import of this module, which takes the function's name."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> History:
+        """Train; see `fit`."""
+        return fit(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -24,6 +24,7 @@ from shardwise.runtime.worker import ADDRESS
 
 LAUNCHERS = ("mpi", "torchrun")
 _GRACE_SECONDS = 3.0
+_LEAVE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -133,10 +134,12 @@ class _Run:
 
     def finish(self) -> int:
         """Wait until all ranks are done or one failed, end what is left, and return the code."""
+        code = 1
         try:
             code = self._watch()
         finally:
-            self._end_all()
+            # Ranks that succeeded are only taking down their interpreters, which a busy machine makes slow.
+            self._end_all(_LEAVE_SECONDS if code == 0 else 1.0)
             self._relay.close()
             for number, handler in self._previous.items():
                 signal.signal(number, handler)
@@ -205,9 +208,9 @@ class _Run:
             time.sleep(0.02)
         return True
 
-    def _end_all(self) -> None:
+    def _end_all(self, patience_seconds: float) -> None:
         """Let finished launchers go, then end what is left, gently first."""
-        self._await(1.0)
+        self._await(patience_seconds)
         for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
             if self._await(0.0):
                 break

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from shardwise.geometry import Box
 from shardwise.graph import Graph, Kind
 from shardwise.graph.example import read_example
+from shardwise.graph.foreign import Foreign
 from shardwise.plan import direction_of
 from shardwise.runtime.counts import Feed
 from shardwise.runtime.engine import Engine, in_batch
@@ -35,6 +36,8 @@ def input_tensors(model: nn.Module, x: Any) -> list[Tensor]:
     """Return the tensors of a model's input in the order of its arguments."""
     if isinstance(x, Tensor):
         return [x]
+    if isinstance(model, Foreign):
+        return model.flatten(x)
     return [t for t in read_example(model.forward, x).tensors if t is not None]
 
 

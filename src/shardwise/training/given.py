@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from shardwise.graph import Graph
+from shardwise.graph.foreign import adapt
 from shardwise.plan import Plan, PlanError, micro_batches_of
 from shardwise.training.loss_kind import OTHER, SUM, loss_kind
 
@@ -18,7 +19,7 @@ LOSS_MEANS = ("exact", "micro-batch")
 def made(model: Model) -> nn.Module:
     """Return the model, or make it on meta, where it costs nothing."""
     if isinstance(model, nn.Module):
-        return model
+        return adapt(model)
     with torch.device("meta"):
         result = model()
     if not isinstance(result, nn.Module):

@@ -16,6 +16,7 @@ from shardwise.runtime.counts import Feed
 from shardwise.runtime.engine import Engine, in_batch
 from shardwise.training.feeds import input_tensors, whole_feed
 from shardwise.training.stage_map import same_cuts
+from shardwise.training.unsplit import call_model
 
 if TYPE_CHECKING:
     from shardwise.training.trainer import Trainer
@@ -50,8 +51,20 @@ class Inference:
 
     def predict(self, x: Any) -> Any:
         """Return the outputs for a global batch, whole on every rank."""
+        if self.trainer.is_plain:
+            return self._plainly(x)
         tensors = input_tensors(self.trainer.model, x)
         return self.run(tuple(tuple(t.shape) for t in tensors), whole_feed(self.graph, tensors))
+
+    def _plainly(self, x: Any) -> Any:
+        model = self.trainer.model
+        flags = {module: module.training for module in model.modules()}
+        model.eval()
+        with torch.no_grad():
+            output = call_model(model, x)
+        for module, flag in flags.items():
+            module.training = flag
+        return output
 
     def run(self, shapes: Shapes, feed: Feed) -> Any:
         """Return the outputs for what `feed` gives, whole on every rank."""

@@ -27,8 +27,14 @@ from shardwise.graph.trace import leaves, transform
 Loss = Callable[..., Any]
 
 
+class WholeLoss:
+    """A loss that is not to be captured: a callable that runs as one layer on whole outputs."""
+
+
 def loss_graph(loss: Loss, outputs: Any, target: Any) -> Graph:
     """Return the graph of `loss(output, target)` for outputs and targets of these specs."""
+    if isinstance(loss, WholeLoss):
+        return _whole_loss(loss, outputs, target)
     try:
         return capture_loss(loss, outputs, target, check=False)
     except CaptureError:

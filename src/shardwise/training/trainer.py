@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shardwise.graph import Graph, Kind, capture
 from shardwise.graph.attach import attach
+from shardwise.graph.foreign import Foreign
 from shardwise.graph.trace import leaves
 from shardwise.plan import Plan, check, mesh_of, micro_batches_of
 from shardwise.program.lowered import Lowered, lower
@@ -113,7 +114,7 @@ class Trainer:
         self.gradient_norm: float | None = None
         self._last: Engine | None = None
         self._pending = 0
-        self._plain = self._is_plain()
+        self.is_plain = self._alone()
 
     # Preparation.
 
@@ -163,9 +164,10 @@ class Trainer:
             return None
         return Reducer(self.store.parameters, wires, self.placement.order, bucket_bytes, self.recorder)
 
-    def _is_plain(self) -> bool:
+    def _alone(self) -> bool:
         """Tell whether one process can simply call the model: nothing is split, no mask is counted."""
         counted = any(layer.kind in (Kind.DROPOUT, Kind.OTHER) for layer in self.graph)
+        counted = counted or isinstance(self.model, Foreign)
         alone = self.fabric.size == 1 and micro_batches_of(self.plan) == 1
         simple = self.plan.batch_norm != "deferred" and not self._wants_input_gradients
         return alone and simple and not counted and not self.recorder.on and not on_meta(self.model)
@@ -187,7 +189,7 @@ class Trainer:
 
     def step(self, x: Any, y: Any) -> float:
         """Train on one global mini-batch, the same on every rank; return the global mean loss."""
-        if self._plain:
+        if self.is_plain:
             return self._plain_step(x, y)
         tensors = [*input_tensors(self.model, x), *(t for t in leaves(y) if isinstance(t, Tensor))]
         shapes = tuple(tuple(t.shape) for t in tensors)
