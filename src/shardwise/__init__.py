@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box, Layout
     from shardwise.graph import Graph, capture
     from shardwise.machine import Machine, MachineError
+    from shardwise.oracle import Prediction, predict
     from shardwise.plan import Plan, PlanError
     from shardwise.runtime.calibrate import calibrate
     from shardwise.runtime.differentiable import regrid
@@ -29,6 +30,7 @@ _HOMES = {
     "MachineError": "shardwise.machine",
     "Plan": "shardwise.plan",
     "PlanError": "shardwise.plan",
+    "Prediction": "shardwise.oracle",
     "Trainer": "shardwise.fit",
     "calibrate": "shardwise.runtime.calibrate",
     "capture": "shardwise.graph",
@@ -36,6 +38,7 @@ _HOMES = {
     "finalize": "shardwise.runtime.session",
     "fit": "shardwise.fit",
     "init": "shardwise.runtime.session",
+    "predict": "shardwise.oracle",
     "regrid": "shardwise.runtime.differentiable",
     "zoo": "shardwise.zoo",
 }
@@ -52,6 +55,7 @@ __all__ = [
     "MachineError",
     "Plan",
     "PlanError",
+    "Prediction",
     "Trainer",
     "calibrate",
     "capture",
@@ -59,6 +63,7 @@ __all__ = [
     "finalize",
     "fit",
     "init",
+    "predict",
     "regrid",
     "zoo",
 ]

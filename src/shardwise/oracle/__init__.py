@@ -2,6 +2,7 @@
 
 from shardwise.oracle.events import Event, Kind, Span, simulate
 from shardwise.oracle.kernels import Direction, Estimate, KernelTimes, Roofline, Task
+from shardwise.oracle.predict import Oracle, predict
 from shardwise.oracle.prediction import Prediction
 from shardwise.oracle.price import StagePrice, price_stage
 from shardwise.oracle.step import predict_stage_step
@@ -12,11 +13,13 @@ __all__ = [
     "Event",
     "KernelTimes",
     "Kind",
+    "Oracle",
     "Prediction",
     "Roofline",
     "Span",
     "StagePrice",
     "Task",
+    "predict",
     "predict_stage_step",
     "price_stage",
     "simulate",

@@ -3,11 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shardwise.graph import Source
 from shardwise.program import Compute, Held, Normalise, Op, Regrid, StageProgram
 
-CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers", "baseline")
+CATEGORIES = ("weights", "gradients", "optimizer", "activations", "messages", "buffers", "baseline")
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one micro-batch of a stage needs on one rank, in bytes.
+
+    Args:
+        weights: bytes of parameters and buffers.
+        trained: bytes of each trained parameter.
+        kept: what lives from the end of forward to backward.
+        leaving: values that leave the stage and that autograd does not keep anyway.
+        arriving: values that come from outside.
+        forward_peak: at the fullest moment of forward, arrivals included.
+        first_backward: activations and gradients at the fullest moment of the first backward pass.
+        later_backward: the same for a later one, which finds the gradients of earlier ones.
+        parcels: packed parcels of all exchanges, which stay allocated.
+    """
+
+    weights: int
+    kept: int
+    leaving: int
+    arriving: int
+    forward_peak: int
+    first_backward: tuple[int, int]
+    later_backward: tuple[int, int]
+    parcels: int
+    trained: Mapping[str, int] = field(default_factory=dict)
+
+
+def footprint(program: StageProgram, rank: int) -> Footprint:
+    """Return what one micro-batch of a stage needs on one rank of its group."""
+    weights, trained, stored = _stored(program, rank)
+    walk = _Walk(program, rank)
+    walk.forward()
+    ahead = walk.activations_at_peak
+    peaks = []
+    for there in (False, True):
+        walk.activations_at_peak = walk.gradients_at_peak = 0
+        walk.backward(trained, there=there)
+        peaks.append((walk.activations_at_peak, walk.gradients_at_peak))
+    leaving = {h.slot: _bytes(h, rank) for h in program.departures.values() if h.slot not in walk.saved}
+    arriving = sum(_bytes(h, rank) for h in program.arrivals.values())
+    return Footprint(
+        weights + stored,
+        walk.kept,
+        sum(leaving.values()),
+        arriving,
+        ahead,
+        peaks[0],
+        peaks[1],
+        _buffers(program, rank),
+        trained,
+    )
 
 
 def stage_memory(
@@ -39,6 +93,7 @@ def stage_memory(
         "gradients": float(walk.gradients_at_peak),
         "optimizer": optimizer_slots * sum(trainable.values()),
         "activations": float(walk.kept * (in_flight - 1) + walk.activations_at_peak),
+        "messages": 0.0,
         "buffers": float(_buffers(program, rank) + travelling),
         "baseline": float(baseline_bytes),
     }
@@ -71,6 +126,7 @@ class _Walk:
         self.program, self.rank = program, rank
         self.kept = self.activations_at_peak = self.gradients_at_peak = 0
         self.added: list[int] = []
+        self.saved: set[str] = set()
 
     def _note(self, activations: int, gradients: int) -> None:
         if activations + gradients > self.activations_at_peak + self.gradients_at_peak:
@@ -80,7 +136,7 @@ class _Walk:
         """Add up what autograd keeps, and what is alive until its last reader."""
         program, rank = self.program, self.rank
         dying = _dying(program)
-        saved: set[str] = set()
+        saved = self.saved
         alive = {h.slot: _bytes(h, rank) for h in program.arrivals.values()}
         moment = sum(alive.values())
         for i, op in enumerate(program.ops):

@@ -12,10 +12,10 @@ from shardwise.geometry import Message
 from shardwise.machine import Machine, Tier
 from shardwise.oracle.events import Event, Kind
 from shardwise.oracle.kernels import WEIGHTED, Direction, KernelTimes, Task
+from shardwise.oracle.segments import Events, Segment, cut_backward, last_uses, merged
 from shardwise.program import Compute, Normalise, Op, Regrid, StageProgram
 
 FORWARD, BACKWARD, HALO, STATISTICS = "forward", "backward", "halo", "statistics"
-Events = tuple[Event, ...]
 
 
 @dataclass
@@ -25,6 +25,7 @@ class StagePrice:
     `forward[r]` and `backward[r]` are event lists for one micro-batch; keys of meetings are positions in
     the program and become unique when a schedule puts several of them in a row. `ops[r]` has the forward
     and backward seconds of each operation. `variance` is the summed squared spread of one rank's kernels.
+    `ahead[r]` and `segments[r]` are the same passes with computations between communications in one piece.
     """
 
     width: int
@@ -32,6 +33,8 @@ class StagePrice:
     forward: list[list[Event]] = field(default_factory=list)
     backward: list[list[Event]] = field(default_factory=list)
     ops: list[list[tuple[Op, float, float]]] = field(default_factory=list)
+    ahead: list[list[Event]] = field(default_factory=list)
+    segments: list[list[Segment]] = field(default_factory=list)
     variance: float = 0.0
     flags: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
@@ -49,6 +52,7 @@ def price_stage(
     *,
     ranks: Sequence[int] | None = None,
     replicas: Sequence[Sequence[int]] = (),
+    together: bool = False,
 ) -> StagePrice:
     """Return the events of one micro-batch's forward and backward pass through a stage.
 
@@ -58,10 +62,13 @@ def price_stage(
         kernels: for the times of computations.
         ranks: the world rank of each position in the group; default 0, 1, ...
         replicas: the same for every data replica, this one included; statistics are shared with them.
+        together: whether the replicas are simulated too, so that these are waited for.
     """
     world = tuple(ranks) if ranks is not None else tuple(range(program.width))
     price = StagePrice(program.width, world)
-    pricer = _Pricer(machine, kernels, world, tuple(map(tuple, replicas)) or (world,), price)
+    groups = tuple(map(tuple, replicas)) or (world,)
+    pricer = _Pricer(machine, kernels, world, groups, price, together)
+    ready = last_uses(program.ops)
     for position in range(program.width):
         pairs = [pricer.op(op, position, index) for index, op in enumerate(program.ops)]
         price.forward.append([event for there, _ in pairs for event in there])
@@ -69,6 +76,9 @@ def price_stage(
         price.ops.append(
             [(op, _sum(there), _sum(back)) for op, (there, back) in zip(program.ops, pairs, strict=True)]
         )
+        price.ahead.append(merged(price.forward[-1]))
+        weights = [pricer.weight_seconds.get((index, position), 0.0) for index in range(len(pairs))]
+        price.segments.append(cut_backward(program.ops, [back for _, back in pairs], weights, ready))
     price.variance /= max(1, program.width)
     price.fields.update(kernels.fields())
     return price
@@ -86,9 +96,13 @@ class _Pricer:
         ranks: tuple[int, ...],
         replicas: tuple[tuple[int, ...], ...],
         price: StagePrice,
+        together: bool,
     ) -> None:
         self.machine, self.kernels, self.ranks, self.price = machine, kernels, ranks, price
-        self.replicas = replicas
+        self.replicas, self.together = replicas, together
+        self.weight_seconds: dict[tuple[int, int], float] = {}
+        self.sharing: dict[int, tuple[int, ...]] = {}
+        self.sums: dict[tuple[int, float], float] = {}
 
     def op(self, op: Op, rank: int, index: int) -> tuple[Events, Events]:
         """Return the forward and the backward events of one rank in one operation."""
@@ -96,7 +110,7 @@ class _Pricer:
             return self._regrid(op, rank, index)
         if isinstance(op, Normalise):
             return self._normalise(op, rank, index)
-        return self._compute(op, rank)
+        return self._compute(op, rank, index)
 
     def _kernel(self, task: Task, direction: Direction) -> float:
         estimate = self.kernels.seconds(task, direction)
@@ -105,42 +119,56 @@ class _Pricer:
             self.price.flags.add(estimate.flag)
         return estimate.seconds
 
-    def _compute(self, op: Compute, rank: int) -> tuple[Events, Events]:
+    def _compute(self, op: Compute, rank: int, index: int) -> tuple[Events, Events]:
         task, name = Task.of(op, rank), op.layer.name
         there = Event(Kind.WORK, self._kernel(task, Direction.FORWARD), FORWARD, name)
         if not op.makes.grad:
             return (there,), ()
-        return (there,), (Event(Kind.WORK, self._backward_seconds(op, task), BACKWARD, name),)
+        value, weight = self._backward_seconds(op, task)
+        self.weight_seconds[index, rank] = weight
+        return (there,), (Event(Kind.WORK, value + weight, BACKWARD, name),)
 
-    def _backward_seconds(self, op: Compute | Normalise, task: Task) -> float:
-        """Add up the directions whose results anybody wants."""
+    def _backward_seconds(self, op: Compute | Normalise, task: Task) -> tuple[float, float]:
+        """Return the seconds for the input's and the weights' gradient, where anybody wants them."""
         parameters = task.parameter_positions
         value = any(r.grad for i, r in enumerate(op.reads) if i not in parameters)
         weight = any(op.reads[i].grad for i in parameters)
-        seconds = 0.0
+        inputs = weights = 0.0
         if value or (weight and op.layer.kind not in WEIGHTED):
-            seconds += self._kernel(task, Direction.BACKWARD_INPUT)
+            inputs = self._kernel(task, Direction.BACKWARD_INPUT)
         if weight and op.layer.kind in WEIGHTED:
-            seconds += self._kernel(task, Direction.BACKWARD_WEIGHT)
-        return seconds
+            weights = self._kernel(task, Direction.BACKWARD_WEIGHT)
+        return inputs, weights
 
     def _normalise(self, op: Normalise, rank: int, index: int) -> tuple[Events, Events]:
         task, name = Task.of(op, rank), op.layer.name
         channels = op.owned.box(rank).shape[1]
-        sharing = [
-            r for group in self.replicas for r in (group if op.over == "group" else group[rank : rank + 1])
-        ]
-        # Replicas do the same at the same time, so only the ranks of this group are waited for.
-        peers = self.ranks if op.over == "group" else ()
+        own = rank if op.over != "group" else -1
+        sharing = self._sharing(own)
+        # Replicas that are not simulated do the same at the same time: they are not waited for.
+        peers = sharing if self.together else self.ranks if own < 0 else ()
         # Sums travel in float64: three per channel forwards, two backwards; half of the work is before them.
-        there = self._all_reduce(sharing, 3 * channels * 8)
-        back = self._all_reduce(sharing, 2 * channels * 8)
+        there = self._statistics(own, 3 * channels * 8)
+        back = self._statistics(own, 2 * channels * 8)
+        place = (index, own)
         forward = self._kernel(task, Direction.FORWARD)
-        first = _reduced(forward, FORWARD, there, name, index, peers)
+        first = _reduced(forward, FORWARD, there, name, place, peers)
         if not op.makes.grad:
             return first, ()
-        backward = self._backward_seconds(op, task)
-        return first, _reduced(backward, BACKWARD, back, name, index, peers)
+        backward = sum(self._backward_seconds(op, task))
+        return first, _reduced(backward, BACKWARD, back, name, place, peers)
+
+    def _sharing(self, own: int) -> tuple[int, ...]:
+        """Return all ranks that share statistics: everybody (-1), or one position of every replica."""
+        if own not in self.sharing:
+            groups = self.replicas
+            self.sharing[own] = tuple(r for g in groups for r in (g if own < 0 else g[own : own + 1]))
+        return self.sharing[own]
+
+    def _statistics(self, own: int, nbytes: float) -> float:
+        if (own, nbytes) not in self.sums:
+            self.sums[own, nbytes] = self._all_reduce(self._sharing(own), nbytes)
+        return self.sums[own, nbytes]
 
     def _all_reduce(self, ranks: Sequence[int], nbytes: float) -> float:
         if len(ranks) < 2:
@@ -196,10 +224,10 @@ class _Pricer:
 
 
 def _reduced(
-    seconds: float, category: str, reduce: float, name: str, index: int, peers: tuple[int, ...]
+    seconds: float, category: str, reduce: float, name: str, place: tuple[int, int], peers: tuple[int, ...]
 ) -> Events:
     half = Event(Kind.WORK, seconds / 2, category, name)
-    return (half, Event(Kind.MEET, reduce, STATISTICS, name, (category, index), peers), half)
+    return (half, Event(Kind.MEET, reduce, STATISTICS, name, (category, *place), peers), half)
 
 
 def tier_fields(tier: Tier) -> set[str]:

@@ -10,7 +10,8 @@ from functools import partial
 from shardwise.graph import Source
 from shardwise.machine import Machine, Tier
 from shardwise.oracle.bottleneck import explain
-from shardwise.oracle.events import Event, Kind, Span, simulate
+from shardwise.oracle.breakdown import breakdowns
+from shardwise.oracle.events import Event, Kind, simulate
 from shardwise.oracle.kernels import KernelTimes, Roofline
 from shardwise.oracle.memory import stage_memory
 from shardwise.oracle.prediction import Prediction
@@ -91,7 +92,7 @@ def summarise(
         step_seconds=step,
         interval=(max(0.0, step - spread), step + spread),
         batch=batch,
-        breakdown=tuple(_breakdown(spans, rank, step) for rank in sorted(lists)),
+        breakdown=breakdowns(spans, sorted(lists), step),
         peak_bytes_by_category=memory,
         memory_bytes=machine.device.memory_bytes,
         why=partial(explain, lists, cores, step),
@@ -101,18 +102,6 @@ def summarise(
         plan=plan,
         machine=machine.name,
     )
-
-
-def _breakdown(spans: Sequence[Span], rank: int, step: float) -> dict[str, float]:
-    """Add a rank's seconds up by category; what is left at the end counts as bubble."""
-    result: dict[str, float] = {}
-    for span in spans:
-        if span.rank == rank:
-            result[span.category] = result.get(span.category, 0.0) + span.end - span.start
-    rest = step - sum(result.values())
-    if rest > 1e-12:
-        result["bubble"] = result.get("bubble", 0.0) + rest
-    return result
 
 
 def _passes(price: StagePrice, rank: int, micro_batches: int) -> list[Event]:

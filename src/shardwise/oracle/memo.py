@@ -1,0 +1,30 @@
+"""Ask for the time of every distinct computation once."""
+
+from __future__ import annotations
+
+from shardwise.graph import Layer
+from shardwise.oracle.kernels import Direction, Estimate, KernelTimes, Task
+
+
+class Memo:
+    """Remember the answers of other kernel times: most ranks and micro-batches compute the same."""
+
+    def __init__(self, kernels: KernelTimes) -> None:
+        self.kernels = kernels
+        self._known: dict[tuple[object, ...], Estimate] = {}
+        # Layers are told apart by identity, so they must live as long as the answers.
+        self._layers: dict[int, Layer] = {}
+
+    def seconds(self, task: Task, direction: Direction) -> Estimate:
+        """Return the time of one direction of a task."""
+        layer = task.layer
+        key = (id(layer), task.held, task.wants, task.out, task.shared, direction)
+        found = self._known.get(key)
+        if found is None:
+            self._layers[id(layer)] = layer
+            found = self._known[key] = self.kernels.seconds(task, direction)
+        return found
+
+    def fields(self) -> tuple[str, ...]:
+        """Return the machine's fields that the answers so far came from."""
+        return tuple(self.kernels.fields())

@@ -1,0 +1,210 @@
+"""Predict a step of any plan: lower it, price it, simulate it."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from functools import partial
+
+from shardwise.graph import Graph
+from shardwise.machine import Machine
+from shardwise.oracle.bottleneck import explain
+from shardwise.oracle.breakdown import breakdowns
+from shardwise.oracle.events import Event, Span, simulate
+from shardwise.oracle.kernels import KernelTimes, Roofline
+from shardwise.oracle.memo import Memo
+from shardwise.oracle.memory import Footprint
+from shardwise.oracle.occupancy import step_memory
+from shardwise.oracle.prediction import Prediction
+from shardwise.oracle.price import StagePrice
+from shardwise.oracle.walk import Walk
+from shardwise.plan import Plan
+from shardwise.plan.check import check
+from shardwise.program import StageProgram
+from shardwise.program.lowered import Lowered, lower
+
+# Machines without a spread of their own still deserve an interval.
+_UNKNOWN = 0.05
+_MOST_ORACLES = 8
+
+
+class Oracle:
+    """Answer for one network on one machine; what was lowered or priced once is remembered.
+
+    Args:
+        graph: the network, with its loss behind it for whole training steps.
+        machine: what it would run on.
+        kernels: times of computations; default a roofline of the machine's device.
+        optimizer_slots: copies of the parameters that the optimizer keeps (momentum 1, Adam 2).
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine,
+        kernels: KernelTimes | None = None,
+        *,
+        optimizer_slots: float = 1.0,
+    ) -> None:
+        self.graph, self.machine, self.optimizer_slots = graph, machine, optimizer_slots
+        self.kernels = kernels if isinstance(kernels, Memo) else Memo(kernels or Roofline(machine.device))
+        self._graphs: dict[int, Graph] = {graph.batch: graph}
+        self._steps: OrderedDict[tuple[Plan, int], Lowered] = OrderedDict()
+        self._programs: dict[tuple[object, ...], StageProgram] = {}
+        self._prices: dict[tuple[object, ...], StagePrice] = {}
+        self._sizes: dict[tuple[int, int], Footprint] = {}
+
+    def at(self, batch: int) -> Graph:
+        """Return the network for a mini-batch of so many samples."""
+        if batch not in self._graphs:
+            self._graphs[batch] = self.graph.with_batch(batch)
+        return self._graphs[batch]
+
+    def lowered(self, plan: Plan, batch: int) -> Lowered:
+        """Return the step of a plan."""
+        key = (plan, batch)
+        if key not in self._steps:
+            self._steps[key] = lower(self.at(batch), plan)
+            if len(self._steps) > 64:
+                self._steps.popitem(last=False)
+        return self._steps[key]
+
+    def stage(self, step: Lowered, stage: int, replica: int, micro_batch: int) -> StageProgram:
+        """Return a lowered stage; plans that cut and split it alike share one."""
+        plan, graph = step.plan, step.graph
+        bounds = (0, *step.cuts, len(graph.layers))
+        lo, hi = step.samples(replica, micro_batch)
+        samples = hi - lo
+        shared = plan.data * step.program.micro_batches > 1
+        others = 0
+        if plan.data > 1:
+            parts = (step.samples(r, micro_batch) for r in range(plan.data))
+            others = sum(b - a for a, b in parts)
+        key = (
+            bounds[stage : stage + 2], plan.stages[stage], samples, others, shared,
+            plan.tail, plan.batch_norm, plan.halo, step.batch if shared else samples,
+        )  # fmt: skip
+        if key not in self._programs:
+            self._programs[key] = step.stage(stage, replica, micro_batch)
+        return self._programs[key]
+
+    def walk(self, plan: Plan, batch: int, *, replicas: int | None = None) -> Walk:
+        """Return the priced step of a plan."""
+        step = self.lowered(plan, batch)
+        known: dict[tuple[int, int, int], StageProgram] = {}
+
+        def stage_of(stage: int, replica: int, micro_batch: int) -> StageProgram:
+            key = (stage, replica, micro_batch)
+            if key not in known:
+                known[key] = self.stage(step, *key)
+            return known[key]
+
+        count = replicas if replicas is not None else self.simulated_replicas(plan)
+        return Walk(step, self.machine, self.kernels, count, stage_of, self._prices, self._sizes)
+
+    def ranks_per_node(self, ranks: int) -> int:
+        """Return how many ranks share a node's cores."""
+        node, nodes = self.machine.node.devices, self.machine.nodes
+        return max(node, math.ceil(ranks / nodes)) if nodes else node
+
+    def simulated_replicas(self, plan: Plan) -> int:
+        """Return how many replicas must be simulated: all where they share cores, else one stands for all."""
+        machine = self.machine
+        shared = machine.device.host and min(self.ranks_per_node(plan.ranks), plan.ranks) > machine.node.cores
+        return plan.data if shared else 1
+
+    def on(self, machine: Machine) -> Oracle:
+        """Return an oracle for another network between the same devices, with the same lowered stages."""
+        other = Oracle(self.graph, machine, self.kernels, optimizer_slots=self.optimizer_slots)
+        other._graphs, other._steps, other._programs = self._graphs, self._steps, self._programs
+        other._sizes = self._sizes
+        return other
+
+    def seconds(self, plan: Plan, batch: int) -> float:
+        """Return only the step's seconds."""
+        spans = self._simulate(self.walk(plan, batch).events(), plan)
+        return max((span.end for span in spans), default=0.0)
+
+    def _simulate(self, lists: dict[int, list[Event]], plan: Plan) -> tuple[Span, ...]:
+        cores = self.machine.node.cores if self.machine.device.host else 0
+        return simulate(lists, cores=cores, ranks_per_node=self.ranks_per_node(plan.ranks))
+
+    def predict(self, plan: Plan | str, batch: int | None = None) -> Prediction:
+        """Predict time, memory and bottleneck of one step."""
+        plan, machine = Plan.parse(plan), self.machine
+        samples = batch or self.graph.batch
+        check(plan, self.at(samples), batch=samples)
+        walk = self.walk(plan, samples)
+        lists = walk.events()
+        cores = machine.node.cores if machine.device.host else 0
+        per_node = self.ranks_per_node(plan.ranks)
+        spans = self._simulate(lists, plan)
+        step = max((span.end for span in spans), default=0.0)
+        spread = 2 * walk.spread() or _UNKNOWN * step
+        memory = tuple(
+            step_memory(
+                walk,
+                position,
+                optimizer_slots=self.optimizer_slots,
+                baseline_bytes=machine.device.baseline_bytes,
+            )
+            for position in range(walk.mesh.positions)
+        )
+        fields = walk.fields | {"device.memory_bytes", "device.baseline_bytes"}
+        return Prediction(
+            step_seconds=step,
+            interval=(max(0.0, step - spread), step + spread),
+            batch=samples,
+            breakdown=breakdowns(spans, sorted(lists), step),
+            peak_bytes_by_category=memory,
+            memory_bytes=machine.device.memory_bytes,
+            why=partial(
+                explain, lists, cores, step, per_node, machine, lambda m: self.on(m).seconds(plan, samples)
+            ),
+            timeline=spans,
+            assumed=machine.assumed(fields),
+            flags=tuple(sorted(walk.flags)),
+            plan=str(plan),
+            machine=machine.name,
+        )
+
+
+_oracles: OrderedDict[tuple[int, int, int, float], Oracle] = OrderedDict()
+
+
+def oracle_of(
+    graph: Graph, machine: Machine, kernels: KernelTimes | None = None, *, optimizer_slots: float = 1.0
+) -> Oracle:
+    """Return the oracle of a network on a machine, the same one for the same objects."""
+    key = (id(graph), id(machine), id(kernels), optimizer_slots)
+    found = _oracles.get(key)
+    if found is None or found.graph is not graph or found.machine is not machine:
+        found = Oracle(graph, machine, kernels, optimizer_slots=optimizer_slots)
+        _oracles[key] = found
+    _oracles.move_to_end(key)
+    while len(_oracles) > _MOST_ORACLES:
+        _oracles.popitem(last=False)
+    return found
+
+
+def predict(
+    graph: Graph,
+    plan: Plan | str,
+    machine: Machine | str,
+    batch: int | None = None,
+    *,
+    kernels: KernelTimes | None = None,
+    optimizer_slots: float = 1.0,
+) -> Prediction:
+    """Predict a training step of a network under a plan on a machine.
+
+    Args:
+        graph: a captured network; with its loss behind it (`attach`), or its output counts as the end.
+        plan: a `Plan` or its one line.
+        machine: a `Machine`, a preset's name or a TOML file.
+        batch: samples of the global mini-batch; default: those the graph was captured with.
+        kernels: times of computations; default a roofline of the machine's device.
+        optimizer_slots: copies of the parameters that the optimizer keeps (momentum 1, Adam 2).
+    """
+    found = oracle_of(graph, Machine.load(machine), kernels, optimizer_slots=optimizer_slots)
+    return found.predict(plan, batch)

@@ -1,0 +1,102 @@
+"""Price the sums of gradients: who holds what, in which buckets, and when each of them can start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwise.machine import Machine, Tier
+from shardwise.oracle.events import Event, Kind
+from shardwise.oracle.price import tier_fields
+from shardwise.plan import Mesh
+from shardwise.program import Regrid, StageProgram
+
+REDUCTION = "reduction"
+# The reducer gathers so much before it starts a sum.
+BUCKET_BYTES = 25 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Some gradients that the same positions of all replicas hold, summed as one flat tensor."""
+
+    names: frozenset[str]
+    nbytes: float
+    positions: tuple[int, ...]
+
+
+def buckets_of(programs: list[StageProgram], mesh: Mesh) -> list[list[Bucket]]:
+    """Return the buckets of every position of a replica, in the order in which backward fills them.
+
+    Args:
+        programs: one for every stage.
+        mesh: where the stages are.
+    """
+    sizes: dict[str, int] = {}
+    for program in programs:
+        for op in program.ops:
+            if not isinstance(op, Regrid):
+                for operand, held in zip(op.layer.operands, op.reads, strict=True):
+                    if held.grad and operand.source in program.parameters:
+                        sizes[operand.source] = operand.spec.itemsize
+    holders: dict[tuple[str, object], set[int]] = {}
+    mine: list[dict[str, object]] = [{} for _ in range(mesh.positions)]
+    for stage in reversed(range(mesh.stages)):
+        for direction in mesh.directions:
+            for member, position in enumerate(mesh.member_positions(stage, direction)):
+                for name in reversed(programs[stage].parameters):
+                    if name in sizes:
+                        box = programs[stage].parameters[name].box(member)
+                        holders.setdefault((name, box), set()).add(position)
+                        mine[position].setdefault(name, box)
+    kept: dict[tuple[str, object], tuple[int, ...]] = {k: tuple(sorted(v)) for k, v in holders.items()}
+    return [_fill(boxes, kept, sizes, mesh.data) for boxes in mine]
+
+
+def _fill(
+    boxes: dict[str, object],
+    holders: dict[tuple[str, object], tuple[int, ...]],
+    sizes: dict[str, int],
+    replicas: int,
+) -> list[Bucket]:
+    filling: dict[tuple[int, ...], tuple[list[str], int]] = {}
+    result = []
+    for name, box in boxes.items():
+        positions = holders[name, box]
+        nbytes = getattr(box, "size", 0) * sizes[name]
+        if len(positions) * replicas < 2 or not nbytes:
+            continue
+        names, total = filling.pop(positions, ([], 0))
+        names, total = [*names, name], total + nbytes
+        if total >= BUCKET_BYTES:
+            result.append(Bucket(frozenset(names), total, positions))
+        else:
+            filling[positions] = (names, total)
+    result += [Bucket(frozenset(names), total, ranks) for ranks, (names, total) in filling.items()]
+    return result
+
+
+def tier_of(bucket: Bucket, mesh: Mesh, machine: Machine) -> Tier:
+    """Return the tier that a sum crosses."""
+    ends = [mesh.world_rank(r, p) for r in (0, mesh.data - 1) for p in bucket.positions]
+    return machine.tier(ends)
+
+
+def reduce_seconds(bucket: Bucket, mesh: Mesh, machine: Machine, flows: int) -> float:
+    """Return how long a sum takes when `flows` of them leave a node at once."""
+    count = len(bucket.positions) * mesh.data
+    tier = tier_of(bucket, mesh, machine)
+    return tier.collective_seconds("all_reduce", count, bucket.nbytes, flows)
+
+
+def launch_and_wait(
+    bucket: Bucket, number: int, mesh: Mesh, machine: Machine, flows: int, replicas: int, fields: set[str]
+) -> tuple[Event, Event]:
+    """Return the start of a sum and the wait for it; replicas that are not simulated are not waited for."""
+    tier = tier_of(bucket, mesh, machine)
+    fields |= tier_fields(tier)
+    seconds = reduce_seconds(bucket, mesh, machine, flows)
+    copy = 2 * bucket.nbytes / machine.device.memory_bandwidth
+    peers = tuple(mesh.world_rank(r, p) for r in range(replicas) for p in bucket.positions)
+    key = (REDUCTION, number, bucket.positions)
+    launch = Event(Kind.LAUNCH, copy, REDUCTION, "gradients", key, peers, flight=seconds * tier.overlap)
+    return launch, Event(Kind.WAIT, seconds * (1 - tier.overlap), REDUCTION, "gradients", key)

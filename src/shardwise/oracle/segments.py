@@ -1,0 +1,67 @@
+"""Put the computations between two communications into one piece, as the runtime differentiates them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwise.oracle.events import Event, Kind
+from shardwise.program import Compute, Op, Regrid
+
+Events = tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The backward events of one rank up to the next communication.
+
+    `ready` are the parameters whose gradients are complete behind it; `weight_seconds` is the part of its
+    work that only makes gradients of weights, which some schedules put off.
+    """
+
+    events: Events
+    ready: tuple[str, ...]
+    weight_seconds: float
+
+
+def merged(events: Sequence[Event]) -> list[Event]:
+    """Put computations that follow each other into one event."""
+    result: list[Event] = []
+    for event in events:
+        last = result[-1] if result else None
+        if last and last.kind is event.kind is Kind.WORK and last.category == event.category:
+            result[-1] = Event(Kind.WORK, last.seconds + event.seconds, event.category, last.label)
+        else:
+            result.append(event)
+    return result
+
+
+def last_uses(ops: Sequence[Op]) -> dict[int, tuple[str, ...]]:
+    """Return for each operation the parameters that no earlier one reads: backward ends with them there."""
+    seen: set[str] = set()
+    result = {}
+    for index, op in enumerate(ops):
+        if not isinstance(op, Regrid):
+            fresh = tuple(name for name in op.layer.parameters if name not in seen)
+            seen.update(fresh)
+            result[index] = fresh
+    return result
+
+
+def cut_backward(
+    ops: Sequence[Op], backs: Sequence[Events], weights: Sequence[float], ready: dict[int, tuple[str, ...]]
+) -> list[Segment]:
+    """Cut a backward pass where the runtime does: a run of computations is differentiated in one go."""
+    result: list[Segment] = []
+    index = len(ops) - 1
+    while index >= 0:
+        first = index
+        if isinstance(ops[index], Compute):
+            while first > 0 and isinstance(ops[first - 1], Compute):
+                first -= 1
+        run = range(index, first - 1, -1)
+        events = merged([event for i in run for event in backs[i]])
+        names = tuple(name for i in run for name in ready.get(i, ()))
+        result.append(Segment(tuple(events), names, sum(weights[i] for i in run)))
+        index = first - 1
+    return result

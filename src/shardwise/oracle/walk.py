@@ -1,0 +1,240 @@
+"""Walk the program of a step: every rank's actions become events with seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from shardwise.graph import Kind as LayerKind
+from shardwise.machine import Machine
+from shardwise.oracle.events import Event, Kind
+from shardwise.oracle.kernels import KernelTimes
+from shardwise.oracle.memory import Footprint, footprint
+from shardwise.oracle.price import STATISTICS, StagePrice, price_stage
+from shardwise.oracle.reductions import REDUCTION, Bucket, buckets_of, launch_and_wait
+from shardwise.oracle.segments import Segment
+from shardwise.oracle.transfers import Crossing, price_crossings
+from shardwise.plan import Mesh
+from shardwise.plan.edges import Edge
+from shardwise.plan.mesh import mesh_of
+from shardwise.plan.micro_batches import Direction, direction_of
+from shardwise.program import StageProgram
+from shardwise.program.actions import Act, Action
+from shardwise.program.lowered import Lowered
+
+UPDATE, INPUT = "update", "input"
+StageOf = Callable[[int, int, int], StageProgram]
+
+
+@dataclass
+class Walk:
+    """The priced step of a plan.
+
+    Args:
+        lowered: the step.
+        machine: what it runs on.
+        kernels: times of computations.
+        replicas: how many data replicas are simulated; the others do the same.
+        stage_of: the lowered stage for (stage, replica, micro-batch).
+        prices, sizes: what is known of stages, shared with walks of other plans on the same machine.
+    """
+
+    lowered: Lowered
+    machine: Machine
+    kernels: KernelTimes
+    replicas: int
+    stage_of: StageOf
+    prices: dict[tuple[object, ...], StagePrice] = field(default_factory=dict)
+    sizes: dict[tuple[int, int], Footprint] = field(default_factory=dict)
+    fields: set[str] = field(default_factory=set)
+    flags: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.mesh: Mesh = mesh_of(self.lowered.plan)
+        programs = [self.stage_of(s, 0, 0) for s in range(self.mesh.stages)]
+        self.buckets: list[list[Bucket]] = buckets_of(programs, self.mesh)
+        sets = {bucket.positions for buckets in self.buckets for bucket in buckets}
+        self.flows = min(self.machine.node.devices, max(1, len(sets)))
+        self.crossings: dict[tuple[object, ...], tuple[Crossing, ...]] = {}
+        self.edge_index = {edge: i for i, edge in enumerate(self.lowered.program.edges)}
+
+    def events(self) -> dict[int, list[Event]]:
+        """Return the events of every simulated rank of the world."""
+        result = {}
+        for replica in range(self.replicas):
+            for position in range(self.mesh.positions):
+                rank = self.mesh.world_rank(replica, position)
+                result[rank] = list(self._rank(replica, position, rank))
+        return result
+
+    def price(self, stage: int, replica: int, m: int) -> StagePrice:
+        """Return the priced stage for one micro-batch."""
+        direction = direction_of(self.lowered.plan, m)
+        program = self.stage_of(stage, replica, m)
+        mesh = self.mesh
+        group = mesh.group(replica, stage, direction)
+        key = (id(program), group, mesh.data, mesh.positions, direction, self.replicas > 1)
+        if key not in self.prices:
+            shared = mesh.data > 1
+            replicas = [mesh.group(r, stage, direction) for r in range(mesh.data)] if shared else ()
+            self.prices[key] = price_stage(
+                program,
+                self.machine,
+                self.kernels,
+                ranks=group,
+                replicas=replicas,
+                together=self.replicas > 1,
+            )
+        price = self.prices[key]
+        self.fields |= price.fields
+        self.flags |= price.flags
+        return price
+
+    def crossing(self, edge: Edge, replica: int, m: int, back: bool) -> tuple[Crossing, ...]:
+        """Return the priced messages of an edge."""
+        direction = direction_of(self.lowered.plan, m)
+        source = self.stage_of(edge.source, replica, m)
+        target = self.stage_of(edge.target, replica, m)
+        key = (edge, replica, direction, back, id(source), id(target))
+        if key not in self.crossings:
+            ends = (
+                self.mesh.group(replica, edge.source, direction),
+                self.mesh.group(replica, edge.target, direction),
+            )
+            self.crossings[key] = price_crossings(
+                edge.value, source, target, ends, self.machine, self.fields, back=back
+            )
+        return self.crossings[key]
+
+    def _rank(self, replica: int, position: int, rank: int) -> Iterator[Event]:
+        actions = self.lowered.program.actions[position]
+        roles = {(role.stage, role.direction): role.member for role in self.mesh.roles(position)}
+        ends = Act.BACKWARD_WEIGHT if self.lowered.program.splits_backward else Act.BACKWARD
+        last = {a.stage: i for i, a in enumerate(actions) if a.act is ends}
+        pending = list(enumerate(self.buckets[position]))
+        missing = [set(bucket.names) for bucket in self.buckets[position]]
+        started: set[int] = set()
+        yield from self._input(replica, roles)
+        for i, action in enumerate(actions):
+            if action.act in (Act.RECEIVE, Act.RECEIVE_GRAD, Act.SEND, Act.SEND_GRAD):
+                yield from self._message(action, replica, rank)
+            elif action.act is Act.FORWARD:
+                member = roles[action.stage, action.direction]
+                yield from self._keyed(self._price(action, replica).ahead[member], action, replica)
+            elif action.act in (Act.BACKWARD, Act.BACKWARD_WEIGHT):
+                final = last.get(action.stage) == i
+                member = roles[action.stage, action.direction]
+                for segment in self._price(action, replica).segments[member]:
+                    yield from self._backward(segment, action, replica)
+                    if final:
+                        for number, bucket in pending:
+                            missing[number].difference_update(segment.ready)
+                            if not missing[number] and number not in started:
+                                started.add(number)
+                                yield self._sum(bucket, number)[0]
+            elif action.act is Act.STEP:
+                for number, bucket in pending:
+                    if number not in started:
+                        yield self._sum(bucket, number)[0]
+                for number, bucket in pending:
+                    yield self._sum(bucket, number)[1]
+                yield from self._finish(position)
+
+    def _price(self, action: Action, replica: int) -> StagePrice:
+        return self.price(action.stage, replica, action.micro_batch)
+
+    def _keyed(
+        self, events: list[Event] | tuple[Event, ...], action: Action, replica: int
+    ) -> Iterator[Event]:
+        """Make the meetings of a pass its own; statistics are shared with other replicas."""
+        for event in events:
+            if event.kind is Kind.WORK:
+                yield event
+            else:
+                of = -1 if event.category == STATISTICS and self.replicas > 1 else replica
+                key = (action.stage, action.micro_batch, of, event.key)
+                yield Event(event.kind, event.seconds, event.category, event.label, key, event.peers)
+
+    def _backward(self, segment: Segment, action: Action, replica: int) -> Iterator[Event]:
+        if not self.lowered.program.splits_backward:
+            yield from self._keyed(segment.events, action, replica)
+        elif action.act is Act.BACKWARD_WEIGHT:
+            if segment.weight_seconds:
+                yield Event(Kind.WORK, segment.weight_seconds, "backward", "weights")
+        else:
+            less = segment.weight_seconds
+            for event in self._keyed(segment.events, action, replica):
+                if event.kind is Kind.WORK and less:
+                    yield Event(Kind.WORK, max(0.0, event.seconds - less), event.category, event.label)
+                    less = 0.0
+                else:
+                    yield event
+
+    def _message(self, action: Action, replica: int, rank: int) -> Iterator[Event]:
+        assert action.edge is not None
+        back = action.act in (Act.RECEIVE_GRAD, Act.SEND_GRAD)
+        crossings = self.crossing(action.edge, replica, action.micro_batch, back)
+        for i, crossing in enumerate(crossings):
+            key = (self.edge_index[action.edge], action.micro_batch, back, i)
+            sends = action.act in (Act.SEND, Act.SEND_GRAD)
+            yield from crossing.sends(rank, key) if sends else crossing.receives(rank, key)
+
+    def _sum(self, bucket: Bucket, number: int) -> tuple[Event, Event]:
+        return launch_and_wait(
+            bucket, number, self.mesh, self.machine, self.flows, self.replicas, self.fields
+        )
+
+    def _input(self, replica: int, roles: dict[tuple[int, Direction], int]) -> Iterator[Event]:
+        """Read this rank's part of the mini-batch, where the machine says how fast that is."""
+        if not self.machine.input_bytes_per_second:
+            return
+        self.fields.add("input_bytes_per_second")
+        graph, total = self.lowered.graph, 0
+        for m in range(self.lowered.program.micro_batches):
+            direction = direction_of(self.lowered.plan, m)
+            for (stage, way), member in roles.items():
+                if way is direction:
+                    for held in self.stage_of(stage, replica, m).arrivals.values():
+                        if graph[held.value].kind is LayerKind.INPUT:
+                            total += held.layout.box(member).size * held.spec.itemsize
+        share = self.machine.input_bytes_per_second / self.machine.node.devices
+        if total:
+            yield Event(Kind.WORK, total / share, INPUT, "input")
+
+    def _finish(self, position: int) -> Iterator[Event]:
+        """Update the weights, then add up the loss for everybody."""
+        machine = self.machine
+        rate = machine.device.update_bytes_per_second or machine.device.memory_bandwidth / 6
+        self.fields.add("device.update_bytes_per_second")
+        yield Event(Kind.WORK, self.trained_bytes(position) / rate, UPDATE, "optimizer")
+        size = self.mesh.size
+        if size > 1:
+            tier = machine.tier((0, size - 1))
+            peers = tuple(
+                self.mesh.world_rank(r, p) for r in range(self.replicas) for p in range(self.mesh.positions)
+            )
+            seconds = tier.collective_seconds("all_reduce", size, 8)
+            yield Event(Kind.MEET, seconds, REDUCTION, "loss", ("loss",), peers)
+
+    def footprints(self, position: int, m: int = 0) -> dict[int, Footprint]:
+        """Return what one micro-batch needs on a position, by stage."""
+        result = {}
+        for role in self.mesh.roles(position):
+            program = self.stage_of(role.stage, 0, m)
+            key = (id(program), role.member)
+            if key not in self.sizes:
+                self.sizes[key] = footprint(program, role.member)
+            result[role.stage] = self.sizes[key]
+        return result
+
+    def trained_bytes(self, position: int) -> float:
+        """Return the bytes of the parameters that a position updates."""
+        trained = {n: size for f in self.footprints(position).values() for n, size in f.trained.items()}
+        return float(sum(trained.values()))
+
+    def spread(self) -> float:
+        """Return the standard deviation of a step: of the stage whose kernels vary most."""
+        program = self.lowered.program
+        variances = [self.price(s, 0, 0).variance * program.micro_batches**2 for s in range(program.stages)]
+        return math.sqrt(max(variances, default=0.0))
