@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from turns import conditions, launch  # noqa: E402  (found beside this folder)
+
 CASES = (
     "resnet50:512:1",
     "resnet50:512:2",
@@ -23,17 +22,6 @@ CASES = (
 PLANS = ("spatial=2x1", "spatial=2x1 halo=fused")
 
 
-def launch(transport: str, case: str, repeats: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "rows.json"
-        command = [sys.executable, "-m", "shardwise.cli", "run", "-n", "2", "--backend", transport]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        script = [str(HERE / "measure.py"), case, str(repeats), str(target), *PLANS]
-        subprocess.run([*command, *script], check=True, env=environment, stdout=subprocess.DEVNULL)
-        found: dict[str, Any] = json.loads(target.read_text())
-        return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="*", default=CASES, help="model:pixels:batch")
@@ -41,18 +29,16 @@ def main() -> None:
     parser.add_argument("--transports", nargs="*", default=("mpi4py", "gloo"))
     parser.add_argument("--output", type=Path, default=HERE / "result.md")
     options = parser.parse_args()
-    load = os.getloadavg()[0]
     lines = [
         "# Spatial: results",
-        f"`python benchmarks/spatial/run.py --repeats {options.repeats}` on "
-        f"{len(os.sched_getaffinity(0))} cores, load average before {load:.1f}. Seconds per step, medians.",
+        conditions(f"python benchmarks/spatial/run.py --repeats {options.repeats}"),
         "| case | transport | plan | ours | one thread | two threads | bound | over one thread "
         "| over two threads | bound over one thread |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for case in options.cases:
         for transport in options.transports:
-            found = launch(transport, case, options.repeats)
+            found = launch(HERE / "measure.py", 2, transport, case, options.repeats, ",".join(PLANS))
             one, two, bound = found["one"], found["two"], found["bound"]
             for plan in PLANS:
                 ours = found[plan]

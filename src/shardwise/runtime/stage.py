@@ -6,6 +6,7 @@ communication is passed on by hand, so that the order of messages is the program
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -141,9 +142,13 @@ class _Segment:
         ]
         if pairs:
             torch.autograd.backward([edge for edge, _ in pairs], [grad for _, grad in pairs])
+        seen: set[int] = set()
         for slot, leaf in leaves.items():
             if leaf.grad is not None:
-                _add(grads, slot, leaf.grad)
+                # A sum hands one gradient to both of its operands; they are added to separately.
+                shared = leaf.grad.untyped_storage().data_ptr()
+                _add(grads, slot, leaf.grad.clone() if shared in seen else leaf.grad)
+                seen.add(shared)
 
 
 def _packer(packed: list[_Box]) -> Callable[[Tensor], _Box]:
@@ -259,6 +264,26 @@ class BoundStage:
             self.steps.append(self._step(group, tensors, wires, outside[i], i))
             self.frees.append(sorted(reads[i] - outside[i]))
         self.ready = _last_uses(groups)
+        self._listener: Callable[[str], None] | None = None
+        self._listen(groups, tensors)
+
+    def _listen(
+        self, groups: Sequence[list[Compute] | Regrid | Normalise], tensors: Mapping[str, Tensor]
+    ) -> None:
+        """Learn inside a long segment that the gradient of a parameter is complete, not only at its end."""
+        users = Counter(name for group in groups for name in _parameters(group))
+        for group, names in zip(groups, self.ready, strict=True):
+            for name in names if isinstance(group, list) else ():
+                tensor = tensors.get(name)
+                if users[name] == 1 and tensor is not None and tensor.is_leaf and tensor.requires_grad:
+                    tensor.register_post_accumulate_grad_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Callable[[Tensor], None]:
+        def complete(_: Tensor) -> None:
+            if self._listener is not None:
+                self._listener(name)
+
+        return complete
 
     def _step(
         self,
@@ -287,16 +312,18 @@ class BoundStage:
     def backward(self, tape: Tape, grads: Slots, ready: Callable[[str], None] | None = None) -> Slots:
         """Run the list backwards from the gradients of the departures; return those of the arrivals.
 
-        `ready` is told the name of each parameter as soon as its gradient is complete.
+        `ready` is told the name of each parameter as soon as its gradient is complete, perhaps twice.
         """
         flowing: Slots = {}
         for name, grad in grads.items():
             _add(flowing, self.program.departures[name].slot, grad)
+        self._listener = ready
         for step, names in zip(reversed(self.steps), reversed(self.ready), strict=True):
             step.backward(tape.saved.pop(), flowing)
             if ready is not None:
                 for name in names:
                     ready(name)
+        self._listener = None
         return {slot: grad for slot, grad in flowing.items() if slot in self.program.arrivals}
 
 
@@ -309,11 +336,16 @@ def _last_uses(groups: Sequence[list[Compute] | Regrid | Normalise]) -> list[lis
     seen: set[str] = set()
     result = []
     for group in groups:
-        ops = group if isinstance(group, list) else [group] if isinstance(group, Normalise) else []
-        fresh = dict.fromkeys(name for op in ops for name in op.layer.parameters if name not in seen)
+        fresh = [name for name in _parameters(group) if name not in seen]
         seen.update(fresh)
-        result.append(list(fresh))
+        result.append(fresh)
     return result
+
+
+def _parameters(group: list[Compute] | Regrid | Normalise) -> list[str]:
+    """Return the parameters that a group reads, each once."""
+    ops = group if isinstance(group, list) else [group] if isinstance(group, Normalise) else []
+    return list(dict.fromkeys(name for op in ops for name in op.layer.parameters))
 
 
 def _reads(group: list[Compute] | Regrid | Normalise) -> set[str]:
