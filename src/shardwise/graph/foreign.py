@@ -19,6 +19,10 @@ class Foreign(nn.Module):
     """
 
     @abstractmethod
+    def flatten(self, inputs: Any) -> list[Any]:
+        """Return the model's inputs in order, whatever structure they are given in."""
+
+    @abstractmethod
     def capture(self, example: Any, *, training: bool, check: bool) -> Graph:
         """Return the graph of the model."""
 

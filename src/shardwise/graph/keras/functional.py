@@ -98,12 +98,12 @@ def keras_batch_norm(
         mean, var = input.detach().reshape(-1), torch.zeros_like(running_var)
         centred = input - input
         return F.batch_norm(centred, torch.zeros_like(mean), var, weight, bias, False, 0.0, eps)
-    before = running_var.detach().clone()
-    y = F.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
+    # With momentum 1 torch leaves the batch's own statistics; scratch, since autograd remembers what it wrote.
+    mean, var = torch.zeros_like(running_mean), torch.zeros_like(running_var)
+    y = F.batch_norm(input, mean, var, weight, bias, True, 1.0, eps)
     with torch.no_grad():
-        running_var.sub_(before, alpha=1.0 - momentum).mul_((count - 1) / count).add_(
-            before, alpha=1.0 - momentum
-        )
+        running_mean.lerp_(mean, momentum)
+        running_var.lerp_(var * ((count - 1) / count), momentum)
     return y
 
 
