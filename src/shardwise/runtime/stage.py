@@ -276,7 +276,7 @@ class BoundStage:
             for name in names if isinstance(group, list) else ():
                 tensor = tensors.get(name)
                 if users[name] == 1 and tensor is not None and tensor.is_leaf and tensor.requires_grad:
-                    tensor.register_post_accumulate_grad_hook(self._hook(name))
+                    tensor.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
         def complete(_: Tensor) -> None:
