@@ -66,6 +66,67 @@ def masks(batch: int, size: int = 10, seed: int = 1) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+def first_norm() -> nn.Module:
+    """Return a network whose one batch norm sees the same values however the mini-batch is cut."""
+    torch.manual_seed(0)
+    head = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)]
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), *head).double()
+
+
+class TwoHeads(nn.Module):
+    """Two inputs, one of whole numbers; two outputs in a dict; a whole number crosses between layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 6)
+        self.conv1 = nn.Conv2d(3, 6, 3, padding=1)
+        self.conv2 = nn.Conv2d(6, 6, 3, padding=1)
+        self.classes = nn.Linear(6, 5)
+        self.size = nn.Linear(6, 1)
+
+    def forward(self, image: Tensor, kind: Tensor) -> dict[str, Tensor]:
+        x = F.relu(self.conv1(image))
+        x = F.relu(self.conv2(x)).mean((2, 3)) + self.table(kind)
+        return {"classes": self.classes(x), "size": self.size(x)}
+
+
+def two_heads() -> nn.Module:
+    torch.manual_seed(0)
+    return TwoHeads().double()
+
+
+def paired(batch: int, size: int = 10, seed: int = 1) -> tuple[Any, Any]:
+    x, y = images(batch, size, seed)
+    kind = torch.randint(0, 7, (batch,), generator=torch.Generator().manual_seed(seed))
+    return (x, kind), {"classes": y, "size": x.mean((1, 2, 3)).unsqueeze(1)}
+
+
+def two_losses(output: dict[str, Tensor], target: dict[str, Tensor]) -> Tensor:
+    error = F.mse_loss(output["size"], target["size"])
+    return F.cross_entropy(output["classes"], target["classes"]) + 0.5 * error
+
+
+def counted_loss(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, ignore_index=255)
+
+
+class Weighted(nn.Module):
+    """A cross-entropy with class weights and a second term that is a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.tensor([0.1, 1.0, 2.0, 5.0], dtype=torch.float64))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        value = F.cross_entropy(output, target, self.weight, ignore_index=255)
+        return value + 1e-3 * F.mse_loss(output, torch.zeros_like(output), reduction="sum")
+
+
+def batch_dice(output: Tensor, target: Tensor) -> Tensor:
+    inside, wanted = output.softmax(1)[:, 1], (target == 1).double()
+    return 1 - 2 * (inside * wanted).sum() / (inside.sum() + wanted.sum() + 1.0)
+
+
 def sgd(named: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
 

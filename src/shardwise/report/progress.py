@@ -28,7 +28,7 @@ class Display:
             loss = TextColumn("loss {task.fields[loss]:.4g}")
             # A bar that moves belongs on a terminal; in a file one line per epoch says all.
             shown = self.console.is_terminal
-            self._progress = Progress(*columns, console=self.console, transient=True, disable=not shown)
+            self._progress = Progress(*columns, loss, console=self.console, transient=True, disable=not shown)
             self._progress.start()
         return self
 

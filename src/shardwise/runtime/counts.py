@@ -112,7 +112,7 @@ def count_targets(target: Tensor, ignore: int, weight: Tensor | None) -> Tensor:
     counts = target != ignore
     if weight is None:
         return counts.sum().double()
-    return weight.detach()[target.clamp(0)][counts].double().sum()
+    return weight.detach()[target[counts]].double().sum()
 
 
 def target_chain(graph: Graph, layer: Layer) -> tuple[str, ...]:

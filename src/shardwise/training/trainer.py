@@ -267,8 +267,10 @@ class Trainer:
         """Return parameters and buffers as whole tensors by the user's names, on every rank."""
         names = (*self.graph.parameters, *self.graph.buffers)
         whole = self._whole(names, self.store.tensors)
-        inside = {*dict(self.model.named_parameters()), *dict(self.model.named_buffers())}
-        return {name: tensor for name, tensor in whole.items() if name in inside}
+        inside = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        # What no layer uses is on no rank; it is as the user made it.
+        unused = {name: t.detach().clone() for name, t in inside.items() if not t.is_meta and name in names}
+        return unused | {name: tensor for name, tensor in whole.items() if name in inside}
 
     def _whole(self, names: Iterable[str], local: Any) -> dict[str, Tensor]:
         return {name: t for name, t in self._stream(names, local, None) if t is not None}

@@ -1,0 +1,74 @@
+"""Train a small ResNet on handwritten digits under many plans: the same accuracy under every one of them.
+
+python examples/digits.py                 all plans, each on the local ranks that it needs
+python examples/digits.py --epochs 1 --plans "data=2" "stages=2 schedule=gems-mast"
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import nn
+
+import shardwise as sw
+from shardwise.training.named_data import named_data
+
+PLANS = (
+    "data=1",
+    "data=2",
+    "spatial=2x1",
+    "filter=2",
+    "stages=2 micro_batches=4",
+    "stages=2 schedule=gems-mast",
+    "data=2 stages=2x1|1 schedule=1f1b micro_batches=2",
+)
+
+
+def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output.argmax(1) == target).double().mean()
+
+
+def sgd(named) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for _, p in named], lr=0.05, momentum=0.9)
+
+
+def train(plan: str, epochs: int) -> sw.History:
+    torch.manual_seed(0)
+    model = sw.zoo.build("resnet8", num_classes=10)
+    train_data, test_data = named_data("digits", sw.capture(model, torch.zeros(2, 3, 8, 8)).output_specs, 0)
+    return sw.fit(
+        model,
+        train_data,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=sgd,
+        batch_size=64,
+        epochs=epochs,
+        plan=plan,
+        ranks=sw.Plan.parse(plan).ranks,
+        validation=test_data,
+        metrics=[accuracy],
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs),
+        progress=False,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--plans", nargs="*", default=PLANS)
+    options = parser.parse_args()
+    print(f"{'plan':50} ranks  loss    accuracy  seconds/epoch")
+    for plan in options.plans:
+        history = train(plan, options.epochs)
+        last = history.epochs[-1]
+        accuracy_percent = 100 * last["val_accuracy"]
+        print(
+            f"{plan:50} {history.ranks:5}  {last['loss']:.4f} {accuracy_percent:8.2f}%  {last['seconds']:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

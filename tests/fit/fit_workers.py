@@ -1,0 +1,198 @@
+"""What the ranks of the trainer's tests do besides comparing with one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import fit_cases as cases
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import shardwise as sw
+from shardwise.runtime.materialise import materialise
+from shardwise.runtime.store import Store
+
+
+def sgd_of(rate: float) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda named: torch.optim.SGD([p for _, p in named], lr=rate, momentum=0.9)
+
+
+def clipped(plan: str) -> tuple[float, float, float]:
+    """Return the deviation of weights, of the norm, and the norm itself after clipped steps."""
+    split, whole = cases.classifier(), cases.classifier()
+    trainer = sw.Trainer(
+        split, cases.images(4), plan, loss=F.cross_entropy, optimizer=cases.sgd, clip_norm=0.05
+    )
+    optimizer = cases.sgd(whole.named_parameters())
+    worst = 0.0
+    for seed in range(2):
+        x, y = cases.images(4, seed=seed)
+        trainer.step(x, y)
+        optimizer.zero_grad()
+        cases.unsplit_step(whole, F.cross_entropy, x, y, trainer.plan)
+        norm = float(torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.05))
+        worst = max(worst, abs(norm - trainer.gradient_norm) / norm)
+        optimizer.step()
+    return cases.error(trainer.state_dict(), whole.state_dict()), worst, norm
+
+
+def accumulated(plan: str) -> tuple[float, float]:
+    """Return how far weights are after one step, and after the two that make an update."""
+    split, whole = cases.classifier(norm=False), cases.classifier(norm=False)
+    trainer = sw.Trainer(
+        split, cases.images(4), plan, loss=F.cross_entropy, optimizer=cases.sgd, accumulate=2
+    )
+    optimizer = cases.sgd(whole.named_parameters())
+    before = {name: p.detach().clone() for name, p in whole.named_parameters()}
+    trainer.step(*cases.images(4, seed=0))
+    unchanged = cases.error(trainer.state_dict(), before)
+    trainer.step(*cases.images(4, seed=1))
+    for seed in range(2):
+        x, y = cases.images(4, seed=seed)
+        (F.cross_entropy(whole(x), y) / 2).backward()
+    optimizer.step()
+    return unchanged, cases.error(trainer.state_dict(), whole.state_dict())
+
+
+def overlapped(plan: str) -> tuple[int, int]:
+    """Return how many reductions started before the last backward pass ended, and how many there were."""
+    x, y = cases.images(8, 24)
+    trainer = sw.Trainer(
+        cases.classifier(),
+        (x, y),
+        plan,
+        loss=F.cross_entropy,
+        optimizer=cases.sgd,
+        record=True,
+        bucket_bytes=1,
+    )
+    trainer.step(x, y)
+    trainer.events.clear()
+    trainer.step(x, y)
+    ends = [event.end for event in trainer.events if event.kind == "backward"]
+    starts = [event.start for event in trainer.events if event.kind == "reduce"]
+    return sum(start < max(ends) for start in starts), len(starts)
+
+
+def predicted(plan: str, batches: tuple[int, ...]) -> float:
+    """Return how far predictions are from those of one device, after a step that moved the statistics."""
+    split, whole = cases.classifier(), cases.classifier()
+    trainer = sw.Trainer(split, cases.images(4), plan, loss=F.cross_entropy, optimizer=cases.sgd)
+    optimizer = cases.sgd(whole.named_parameters())
+    x, y = cases.images(4)
+    trainer.step(x, y)
+    cases.unsplit_step(whole, F.cross_entropy, x, y, trainer.plan)
+    optimizer.step()
+    whole.eval()
+    worst = 0.0
+    for batch in batches:
+        x, _ = cases.images(batch, seed=batch)
+        wanted = whole(x).detach()
+        worst = max(worst, float((trainer.predict(x) - wanted).abs().max() / wanted.abs().max()))
+    data = [cases.images(b, seed=b) for b in batches]
+    found = trainer.evaluate(data, {"accuracy": lambda o, t: (o.argmax(1) == t).double().mean()})
+    total = sum(b for b in batches)
+    wanted_loss = sum(float(F.cross_entropy(whole(x), y)) * len(x) for x, y in data) / total
+    right = sum(int((whole(x).argmax(1) == y).sum()) for x, y in data) / total
+    return max(worst, abs(found["loss"] - wanted_loss), abs(found["accuracy"] - right))
+
+
+def saved(plan: str, folder: str) -> float:
+    """Save after a step, load into a fresh trainer, and compare two further steps."""
+    first = sw.Trainer(cases.classifier(), cases.images(4), plan, loss=F.cross_entropy, optimizer=cases.sgd)
+    first.step(*cases.images(4, seed=0))
+    first.save(folder)
+    other = cases.classifier()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    second = sw.Trainer(other, cases.images(4), plan, loss=F.cross_entropy, optimizer=cases.sgd)
+    second.load(folder)
+    for seed in (1, 2):
+        first.step(*cases.images(4, seed=seed))
+        second.step(*cases.images(4, seed=seed))
+    return cases.error(second.state_dict(), first.state_dict())
+
+
+def loaded_under_another_plan(folder: str) -> str:
+    trainer = sw.Trainer(
+        cases.classifier(), cases.images(4), "data=2", loss=F.cross_entropy, optimizer=cases.sgd
+    )
+    trainer.save(folder)
+    other = sw.Trainer(cases.classifier(), cases.images(4), "spatial=2x1", loss=F.cross_entropy)
+    try:
+        other.load(folder)
+    except sw.PlanError as refusal:
+        return str(refusal)
+    return ""
+
+
+def local_steps(plan: str) -> tuple[float, int, int]:
+    """Feed only what this rank needs; return the deviation, the values given, and those of the mini-batch."""
+    x, y = cases.masks(4)
+    loss = cases.counted_loss
+    one = sw.Trainer(cases.segmenter(), (x, y), plan, loss=loss, optimizer=cases.sgd)
+    two = sw.Trainer(cases.segmenter(), (x, y), plan, loss=loss, optimizer=cases.sgd)
+    wanted = one.step(x, y)
+    needs = two.needs((x.shape, y.shape))
+    parts = [(x, y)[need.input][need.box.slices()].clone() for need in needs]
+    found = two.step_local((x.shape, y.shape), parts)
+    error = max(abs(found - wanted), cases.error(two.state_dict(), one.state_dict()))
+    return error, sum(p.numel() for p in parts), x.numel() + y.numel()
+
+
+def big_model() -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1)]
+    for _ in range(11):
+        layers += [nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)).double()
+
+
+def materialised(plan: str) -> tuple[float, float, dict[str, Tensor], float]:
+    """Return this rank's peak share of the parameters, the loss, the first weights, and a later loss."""
+    x, y = cases.images(4)
+    trainer = sw.Trainer(big_model, (x, y), plan, loss=F.cross_entropy, optimizer=cases.sgd, seed=3)
+    whole = sum(p.numel() for p in trainer.model.parameters()) * 8
+    streamed = {name: t.clone() for name, t in trainer.stream_state() if t is not None}
+    first = trainer.step(x, y)
+    if any(p.device.type != "meta" for p in trainer.model.parameters()):
+        raise AssertionError("the user's model must stay on meta")
+    return trainer.peak_parameter_bytes / whole, first, streamed, trainer.step(x, y)
+
+
+def materialised_alone() -> dict[str, Tensor]:
+    """Return the first weights of the whole model on one rank."""
+    with torch.device("meta"):
+        model = big_model()
+    store = Store(torch.device("cpu"))
+    boxes = {name: sw.Box.whole(p.shape) for name, p in model.named_parameters()}
+    materialise(store, model, boxes, seed=3)
+    return {name: t.detach() for name, t in store.tensors.items()}
+
+
+def refused(plan: str, loss_mean: str) -> str:
+    """Train with a loss over the whole mini-batch; return why it was refused, or an empty text."""
+    try:
+        trainer = sw.Trainer(
+            cases.segmenter(), cases.masks(4), plan, loss=cases.batch_dice, loss_mean=loss_mean
+        )
+    except sw.PlanError as refusal:
+        return str(refusal)
+    trainer.step(*cases.masks(4))
+    return ""
+
+
+def deferred(plan: str) -> tuple[float, int]:
+    """Compare running statistics with those of the whole mini-batch; return deviation and the counter."""
+    x, y = cases.images(8)
+    split = cases.first_norm()
+    trainer = sw.Trainer(split, (x, y), plan, loss=F.cross_entropy)
+    trainer.step(x, y)
+    whole = cases.first_norm()
+    whole(x)
+    found = trainer.state_dict()
+    names = ("1.running_mean", "1.running_var")
+    wanted = {name: whole.state_dict()[name] for name in names}
+    return cases.error({n: found[n] for n in names}, wanted), int(found["1.num_batches_tracked"])

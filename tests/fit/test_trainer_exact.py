@@ -1,0 +1,76 @@
+"""Split training equals one device: shares without samples, changing sizes, every schedule, every count."""
+
+from __future__ import annotations
+
+import fit_cases as cases
+import pytest
+import torch.nn.functional as F
+
+from ranks import run_ranks
+
+BOUND = 1e-10
+
+
+def worst(*args, ranks: int, transport: str = "mpi4py", **kwargs) -> float:
+    results = run_ranks(cases.compare, ranks, transport, args=args, kwargs=kwargs, deadline=100)
+    return max(value for result in results for value in result)
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks", "batches"),
+    [
+        ("data=1 micro_batches=3", 1, ((4, 10),)),
+        ("data=2", 2, ((4, 10), (5, 10), (1, 10))),
+        ("stages=2 micro_batches=4", 2, ((8, 10), (3, 10), (5, 12))),
+        ("data=2 stages=2 micro_batches=4", 4, ((8, 10), (3, 10), (13, 12))),
+        ("filter=2 data=2", 4, ((2, 10), (1, 13))),
+        ("spatial=2x1", 2, ((2, 10), (3, 13))),
+    ],
+)
+def test_uneven_batches_and_changing_sizes_equal_one_device(plan, ranks, batches):
+    assert worst(cases.classifier, cases.images, plan, batches, F.cross_entropy, ranks=ranks) < BOUND
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks"),
+    [
+        ("stages=2 schedule=gems-mast", 2),
+        ("stages=2 schedule=gems-master replication=2", 2),
+        ("stages=4 schedule=gems-master replication=2", 4),
+        ("stages=2 schedule=bidirectional micro_batches=4", 2),
+        ("stages=4 schedule=zero-bubble micro_batches=5", 4),
+        ("stages=2 filter=2 schedule=gems-mast", 4),
+        pytest.param("stages=3 filter=2 schedule=gems-mast", 6, marks=pytest.mark.full),
+        ("stages=2x1|1|1 schedule=gems-mast", 4),
+    ],
+)
+def test_statistics_and_weights_of_two_directions_equal_one_device(plan, ranks):
+    batches = ((8, 10), (3, 11))
+    assert worst(cases.classifier, cases.images, plan, batches, F.cross_entropy, ranks=ranks) < BOUND
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks"),
+    [
+        ("data=2", 2),
+        ("data=2 spatial=2x1", 4),
+        ("stages=2 micro_batches=4", 2),
+        ("stages=2 schedule=gems-mast", 2),
+    ],
+)
+@pytest.mark.parametrize("loss", [cases.counted_loss, cases.Weighted()], ids=["ignored", "weighted"])
+def test_losses_divide_by_what_counts_in_the_whole_mini_batch(plan, ranks, loss):
+    assert worst(cases.segmenter, cases.masks, plan, ((4, 10), (3, 9)), loss, ranks=ranks) < BOUND
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("data=2", 2), ("stages=4 micro_batches=2", 4)])
+def test_several_inputs_and_outputs_and_whole_numbers_between_stages(plan, ranks):
+    args = (cases.two_heads, cases.paired, plan, ((4, 10), (3, 10)), cases.two_losses)
+    assert worst(*args, ranks=ranks) < BOUND
+
+
+def test_the_same_over_gloo():
+    plan = "stages=2 schedule=gems-mast"
+    batches = ((4, 10), (3, 11))
+    args = (cases.classifier, cases.images, plan, batches, F.cross_entropy)
+    assert worst(*args, ranks=2, transport="gloo") < BOUND

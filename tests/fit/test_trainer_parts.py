@@ -1,0 +1,108 @@
+"""Clipping, accumulation, overlap, prediction, files, local data, models without data, losses refused."""
+
+from __future__ import annotations
+
+import fit_workers as workers
+import pytest
+import torch
+
+from ranks import run_ranks
+
+BOUND = 1e-10
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks"),
+    [
+        ("data=2", 2),
+        ("filter=2", 2),
+        pytest.param("stages=3 filter=2 schedule=gems-mast", 6, marks=pytest.mark.full),
+    ],
+)
+def test_clipping_counts_every_slice_once(plan, ranks):
+    for weights, norms, norm in run_ranks(workers.clipped, ranks, args=(plan,)):
+        assert norm > 0.05
+        assert max(weights, norms) < BOUND
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("data=1", 1), ("data=2", 2), ("stages=2 micro_batches=2", 2)])
+def test_accumulation_updates_with_the_last_step_only(plan, ranks):
+    for before, after in run_ranks(workers.accumulated, ranks, args=(plan,)):
+        assert before == 0.0
+        assert after < BOUND
+
+
+@pytest.mark.parametrize("plan", ["data=2", "stages=2 schedule=gems-master replication=2"])
+def test_reduction_starts_before_the_last_backward_ends(plan):
+    early, total = zip(*run_ranks(workers.overlapped, 2, args=(plan,)), strict=True)
+    assert min(total) > 2
+    assert min(early) >= 2
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks"),
+    [
+        ("data=1", 1),
+        ("data=2", 2),
+        ("spatial=2x1", 2),
+        ("stages=4 micro_batches=2", 4),
+        ("stages=2 schedule=gems-mast", 2),
+    ],
+)
+def test_predictions_and_evaluation_equal_one_device_for_any_batch(plan, ranks):
+    for error in run_ranks(workers.predicted, ranks, args=(plan, (1, 5, 4))):
+        assert error < BOUND
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("data=1", 1), ("data=2 filter=2", 4)])
+def test_training_goes_on_from_a_saved_state(plan, ranks, tmp_path):
+    for error in run_ranks(workers.saved, ranks, args=(plan, str(tmp_path / "state"))):
+        assert error == 0.0
+
+
+def test_a_state_of_another_plan_is_refused(tmp_path):
+    for text in run_ranks(workers.loaded_under_another_plan, 2, args=(str(tmp_path / "state"),)):
+        assert "data=2" in text
+        assert "spatial=2x1" in text
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("data=2", 2), ("spatial=2x1 data=2", 4), ("stages=4", 4)])
+def test_a_rank_is_given_only_what_it_needs(plan, ranks):
+    results = run_ranks(workers.local_steps, ranks, args=(plan,))
+    assert max(error for error, _, _ in results) < BOUND
+    assert min(given for _, given, _ in results) <= results[0][2] // 2
+
+
+def test_each_of_four_stages_has_its_share_of_a_model_without_data():
+    results = run_ranks(workers.materialised, 4, args=("stages=4 micro_batches=2",))
+    alone = workers.materialised_alone()
+    shares = [share for share, *_ in results]
+    assert max(shares) <= 0.35
+    streamed = results[0][2]
+    assert streamed.keys() == alone.keys()
+    assert all(torch.equal(streamed[name], alone[name]) for name in alone)
+    assert all(not result[2] for result in results[1:])
+    assert len({round(loss, 12) for _, loss, _, _ in results}) == 1
+    assert results[0][3] < results[0][1]
+
+
+def test_slices_start_from_the_same_values_as_stages():
+    sliced = run_ranks(workers.materialised, 2, args=("filter=2",))
+    alone = workers.materialised_alone()
+    assert all(torch.equal(sliced[0][2][name], alone[name]) for name in alone)
+
+
+def test_a_loss_over_the_whole_mini_batch_is_refused_with_shares_only():
+    assert all("batch" in text for text in run_ranks(workers.refused, 2, args=("data=2", "exact")))
+    assert run_ranks(workers.refused, 2, args=("data=2", "micro-batch")) == ["", ""]
+    assert run_ranks(workers.refused, 2, args=("spatial=2x1", "exact")) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks"),
+    [("micro_batches=4 batch_norm=deferred", 1), ("stages=2 schedule=gems-mast batch_norm=deferred", 2)],
+)
+def test_deferred_statistics_are_those_of_the_whole_mini_batch(plan, ranks):
+    for error, count in run_ranks(workers.deferred, ranks, args=(plan,)):
+        assert error < BOUND
+        assert count == 1
