@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import keras
 import torch
 from torch import Tensor
 
+import keras
 from shardwise.graph import functional, interpret
 from shardwise.graph.capture import untouched
 from shardwise.graph.errors import CaptureError
@@ -45,10 +45,14 @@ def check(module: KerasModule, example: Example, graph: Graph) -> None:
     own = _differences(wanted, nearby)
     for name, difference in wrong.items():
         if difference > _MARGIN * own.get(name, 0.0):
-            raise CaptureError(f"the captured graph does not reproduce {name}: off by {difference:.3g} of its size")
+            raise CaptureError(
+                f"the captured graph does not reproduce {name}: off by {difference:.3g} of its size"
+            )
 
 
-def _results(module: KerasModule, run: Callable[[Sequence[Tensor]], Any], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+def _results(
+    module: KerasModule, run: Callable[[Sequence[Tensor]], Any], inputs: Sequence[Tensor]
+) -> dict[str, Tensor]:
     """Run once and return outputs and changed buffers by name; the model is left as it was."""
     with untouched(module), torch.no_grad():
         outputs = keras.tree.flatten(run([x.clone() for x in inputs]))
@@ -63,7 +67,9 @@ def _differences(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> d
     for name, a in wanted.items():
         b = found[name]
         if a.shape != b.shape or a.dtype != b.dtype:
-            raise CaptureError(f"the captured graph gives {name} as {b.dtype} {tuple(b.shape)}, not {tuple(a.shape)}")
+            raise CaptureError(
+                f"the captured graph gives {name} as {b.dtype} {tuple(b.shape)}, not {tuple(a.shape)}"
+            )
         scale = max(float(a.double().abs().max()) if a.numel() else 0.0, 1e-6)
         difference = float((a.double() - b.double()).abs().max()) / scale if a.numel() else 0.0
         if not difference <= (_SINGLE if a.is_floating_point() else 0.0) * (100 if "buffer" in name else 1):

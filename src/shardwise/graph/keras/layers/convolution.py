@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from keras import layers
 from torch.nn import functional as F
 
+from keras import layers
 from shardwise.graph.errors import Opaque
 from shardwise.graph.keras import functional
 from shardwise.graph.keras.flow import Flow, Scribe
@@ -45,7 +45,9 @@ def _convolve(
         made = scribe.add(target, x.ref, weight, bias, stride, 0, dilation, groups, part=part)
     elif layer.padding == "causal":
         pads = ((dilation[0] * (layer.kernel_size[0] - 1), 0),)
-        made = scribe.add(functional.padded_conv, x.ref, weight, bias, stride, pads, dilation, groups, part=part)
+        made = scribe.add(
+            functional.padded_conv, x.ref, weight, bias, stride, pads, dilation, groups, part=part
+        )
     else:
         raise Opaque(f"padding {layer.padding!r}")
     return x.made(made)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 import torch
-from keras import layers
 from torch import Tensor
 from torch.nn import functional as F
 
+import keras
+from keras import layers
 from shardwise.graph.errors import Opaque
 from shardwise.graph.functional import Method
 from shardwise.graph.keras import functional
@@ -92,7 +92,9 @@ def _rescaling(scribe: Scribe, layer: Any, x: Flow) -> Flow:
 def _normalization(scribe: Scribe, layer: Any, x: Flow) -> Flow:
     if layer.invert or layer.mean is None:
         raise Opaque("normalisation that is inverted or not adapted yet")
-    mean, variance = (torch.from_numpy(np.asarray(keras.ops.convert_to_numpy(v))) for v in (layer.mean, layer.variance))
+    mean, variance = (
+        torch.from_numpy(np.asarray(keras.ops.convert_to_numpy(v))) for v in (layer.mean, layer.variance)
+    )
     dtype = getattr(torch, layer.compute_dtype)
     deviation = torch.maximum(variance.to(dtype).sqrt(), torch.tensor(keras.config.epsilon(), dtype=dtype))
     if x.dtype != layer.compute_dtype:

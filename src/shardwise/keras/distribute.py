@@ -1,0 +1,199 @@
+"""Distribute a Keras model: its stock `fit` then trains on all ranks together."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import keras
+from shardwise.graph import capture
+from shardwise.graph.layer import TensorSpec
+from shardwise.keras.callbacks import Agree, arranged
+from shardwise.keras.state import agree, agree_number, agree_random, spread, state_tensors
+from shardwise.keras.steps import Steps
+from shardwise.keras.strategy import Strategy, cut_names, plan_of
+from shardwise.plan import Plan, mesh_of
+from shardwise.runtime.fabric import Fabric
+from shardwise.runtime.session import init
+
+_OWN = "_shardwise"
+
+
+class Distribution:
+    """What a distributed Keras model knows besides stock Keras: its plan, and the trainer while it lives."""
+
+    def __init__(self, model: Any, plan: Plan, seed: int) -> None:
+        self.model, self.plan, self.seed = model, plan, seed
+        self.session = init()
+        self.fabric = Fabric(mesh_of(plan))
+        self.steps: Steps | None = None
+        self._is_cut = any(split.way.value in ("filter", "channel") for split in plan.stages)
+
+    @property
+    def trainer(self) -> Any:
+        """Return the trainer of the last fit, for predictions, events and tests."""
+        if self.steps is None:
+            raise ValueError("there is no trainer yet: it is made by the first step of fit")
+        return self.steps.trainer
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the stock loop on every rank, with steps that all ranks compute together."""
+        model, first = self.model, self.session.rank == 0
+        stock = type(model).fit
+        bound = inspect.signature(stock).bind(model, *args, **kwargs)
+        bound.apply_defaults()
+        settings = dict(bound.arguments)
+        settings.pop("self")
+        self._refuse()
+        settings["verbose"] = settings["verbose"] if first else 0
+        agreement = Agree(self._begin, self._number)
+        given = settings["callbacks"] or []
+        given = given if isinstance(given, (list, tuple, keras.callbacks.CallbackList)) else [given]
+        settings["callbacks"] = arranged(given, first, self._refresh, agreement, always=self._is_cut)
+        agree_random(self.fabric.world, self.session.rank)
+        if self._is_cut:
+            self.steps = None  # slices are copies: take them anew from the model
+        own = {"train_step": self._train_step, "test_step": self._test_step}
+        for name, function in own.items():
+            object.__setattr__(model, name, function)
+        try:
+            history = stock(model, **settings)
+        finally:
+            for name in own:
+                object.__delattr__(model, name)
+        if not self._is_cut:
+            self._refresh()
+        return history
+
+    def _refuse(self) -> None:
+        model = self.model
+        trainer = keras.src.trainers.trainer.Trainer
+        if not isinstance(model.optimizer, keras.optimizers.Optimizer):
+            raise ValueError(
+                f"Keras model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...)"
+            )
+        for name in ("train_step", "test_step", "compute_loss"):
+            own = getattr(type(model), name, None)
+            if own is not getattr(keras.Model, name, None) and own is not getattr(trainer, name, None):
+                raise ValueError(
+                    f"{type(model).__name__} has a {name} of its own, which shardwise cannot split; "
+                    "use data parallelism with keras.distribution, or the stock step"
+                )
+        noisy = [layer.name for layer in model._flatten_layers() if layer.activity_regularizer is not None]
+        if noisy:
+            raise ValueError(
+                f"layers {noisy} have activity regularizers, which are not supported under a plan"
+            )
+        if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+            raise ValueError("LossScaleOptimizer is not supported under a plan; use its inner optimizer")
+        if model.jit_compile:
+            model.jit_compile = False  # the step communicates, so it is not compiled as a whole
+
+    def _begin(self) -> None:
+        """Let every rank start from the state of rank 0."""
+        model, world, rank = self.model, self.fabric.world, self.session.rank
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        agree(world, rank, state_tensors(model))
+        model._initial_epoch = int(agree_number(world, rank, float(model._initial_epoch or 0))) or None
+
+    def _number(self, value: float) -> float:
+        return agree_number(self.fabric.world, self.session.rank, value)
+
+    def _refresh(self) -> None:
+        if self.steps is not None:
+            spread(self.steps.trainer, self.model, self.steps.module.variables)
+
+    def _train_step(self, data: Any) -> Any:
+        if self.steps is None or not self.steps.fits(data):
+            self.steps = Steps(self.model, self.plan, data, self.seed)
+        return self.steps.train_step(data)
+
+    def _test_step(self, data: Any) -> Any:
+        if self.steps is None:
+            self.steps = Steps(self.model, self.plan, data, self.seed)
+        with torch.no_grad():
+            return self.steps.test_step(data)
+
+
+def distribute(
+    model: Any,
+    plan: Plan | str | None = None,
+    *,
+    strategy: Strategy | None = None,
+    num_partitions: int = 1,
+    num_replicas: int = 1,
+    layers_per_partition: Sequence[int] | None = None,
+    micro_batches: int = 1,
+    seed: int = 0,
+) -> Any:
+    """Let the stock `fit` of a Keras model train on all ranks of the job; return the model.
+
+    Every rank calls `fit` with the same data. Afterwards the model is stock Keras on every rank: `save`,
+    `predict` and `evaluate` work as ever, with the trained weights.
+
+    Args:
+        model: a built Keras model on the torch backend.
+        plan: how to split it, as a `Plan` or its one line; default: one replica per rank.
+        strategy: HyPar-Flow's `data`, `model` or `hybrid`, instead of a plan.
+        num_partitions, num_replicas, micro_batches: see `plan_of`.
+        layers_per_partition: how many Keras layers each partition has; default: balanced by cost.
+        seed: what dropout masks start from; they do not depend on the plan.
+    """
+    if plan is not None and strategy is not None:
+        raise ValueError("give either a plan or a strategy, not both")
+    if strategy is not None:
+        chosen = plan_of(
+            strategy, num_partitions=num_partitions, num_replicas=num_replicas, micro_batches=micro_batches
+        )
+    else:
+        chosen = Plan.parse(plan if plan is not None else f"data={init().size}")
+    if layers_per_partition is not None:
+        if len(layers_per_partition) != len(chosen.stages):
+            raise ValueError(
+                f"layers_per_partition: {len(layers_per_partition)} numbers for {len(chosen.stages)} partitions"
+            )
+        chosen = replace(chosen, cuts=_cuts(model, layers_per_partition))
+    undistribute(model)
+    distribution = Distribution(model, chosen, seed)
+    object.__setattr__(model, _OWN, distribution)
+
+    @functools.wraps(type(model).fit)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        return distribution.fit(*args, **kwargs)
+
+    object.__setattr__(model, "fit", fit)
+    return model
+
+
+def _cuts(model: Any, counts: Sequence[int]) -> tuple[str, ...]:
+    specs = [
+        TensorSpec(
+            tuple(2 if d is None and i == 0 else 64 if d is None else d for i, d in enumerate(t.shape)),
+            t.dtype,
+        )
+        for t in model.inputs
+    ]
+    return cut_names(model, capture(model, tuple(specs), training=True, check=False), counts)
+
+
+def undistribute(model: Any) -> Any:
+    """Give a model its stock `fit` back; return the model."""
+    for name in (_OWN, "fit"):
+        if name in vars(model):
+            object.__delattr__(model, name)
+    return model
+
+
+def fit(model: Any, x: Any = None, y: Any = None, *, plan: Plan | str | None = None, **settings: Any) -> Any:
+    """Train a compiled Keras model under a plan; all other arguments are those of `model.fit`."""
+    distribute(model, plan)
+    try:
+        return model.fit(x, y, **settings)
+    finally:
+        undistribute(model)

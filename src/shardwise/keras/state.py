@@ -1,0 +1,75 @@
+"""Bring the state of a Keras model to all ranks: from the first one, or each part from those that hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import keras
+from shardwise.geometry import Box
+from shardwise.graph.keras.variables import Named
+from shardwise.runtime.wire import Wire
+from shardwise.training.trainer import Trainer
+
+
+def agree(world: Wire, rank: int, tensors: Iterable[Tensor]) -> None:
+    """Give every rank the values of rank 0; collective."""
+    with torch.no_grad():
+        for tensor in tensors:
+            whole = tensor.detach().clone() if rank == 0 else torch.zeros_like(tensor)
+            world.all_reduce(whole)
+            tensor.copy_(whole)
+
+
+def agree_number(world: Wire, rank: int, value: float) -> float:
+    """Return rank 0's number on every rank; collective."""
+    number = torch.tensor(value if rank == 0 else 0.0, dtype=torch.float64)
+    world.all_reduce(number)
+    return float(number)
+
+
+def agree_random(world: Wire, rank: int) -> None:
+    """Let every rank draw the random numbers of rank 0 from now on, for shuffling; collective."""
+    state = torch.get_rng_state().to(torch.int64)
+    agree(world, rank, [state])
+    torch.set_rng_state(state.to(torch.uint8))
+
+
+def state_tensors(model: Any) -> list[Tensor]:
+    """Return everything that training changes: variables, and the optimizer's."""
+    variables = [*model.variables]
+    if model.optimizer is not None and model.optimizer.built:
+        variables += model.optimizer.variables
+    return [variable.value for variable in variables]
+
+
+def slots(optimizer: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the optimizer's own variables that belong to a trained one, with its number."""
+    count = len(optimizer._trainable_variables)
+    for value in vars(optimizer).values():
+        if isinstance(value, list) and len(value) == count and value is not optimizer._trainable_variables:
+            yield from ((i, slot) for i, slot in enumerate(value) if isinstance(slot, keras.Variable))
+
+
+def spread(trainer: Trainer, model: Any, entries: Iterable[Named]) -> None:
+    """Bring weights and the optimizer's variables from the ranks that trained them to all; collective."""
+    trainer.write_back()
+    if trainer.fabric.size == 1 or model.optimizer is None:
+        return
+    names = {id(entry.variable): entry.name for entry in entries}
+    held, rank = trainer.placement.parameters, trainer.fabric.rank
+    with torch.no_grad():
+        for i, slot in slots(model.optimizer):
+            name = names.get(id(model.optimizer._trainable_variables[i]))
+            if name is None or name not in held or slot.value.numel() == 0:
+                continue
+            whole = Box.whole(trainer.placement.shapes[name])
+            if any(box != whole for box in held[name].values()):
+                continue  # slices have an optimizer of their own, which starts anew with the next fit
+            mine = trainer.placement.owner(name, whole) == rank
+            value = slot.value.detach().clone() if mine else torch.zeros_like(slot.value)
+            trainer.fabric.world.all_reduce(value)
+            slot.value.copy_(value)
