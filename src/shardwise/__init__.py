@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardwise import zoo
+    from shardwise import keras, zoo
     from shardwise.fit import Callback, CheckReport, EarlyStopping, History, Trainer, check, fit
     from shardwise.geometry import Box, Layout
     from shardwise.graph import Graph, capture
@@ -38,6 +38,7 @@ _HOMES = {
     "finalize": "shardwise.runtime.session",
     "fit": "shardwise.fit",
     "init": "shardwise.runtime.session",
+    "keras": "shardwise.keras",
     "predict": "shardwise.oracle",
     "regrid": "shardwise.runtime.differentiable",
     "zoo": "shardwise.zoo",
@@ -63,6 +64,7 @@ __all__ = [
     "finalize",
     "fit",
     "init",
+    "keras",
     "predict",
     "regrid",
     "zoo",
@@ -73,7 +75,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'shardwise' has no attribute {name!r}")
     module = importlib.import_module(_HOMES[name])
-    return module if name == "zoo" else getattr(module, name)
+    return module if name in ("keras", "zoo") else getattr(module, name)
 
 
 def __dir__() -> list[str]:

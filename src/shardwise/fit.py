@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
 from shardwise.graph import capture
+from shardwise.graph.foreign import is_keras
 from shardwise.plan import Plan
 from shardwise.runtime.environment import detect
 from shardwise.runtime.materialise import Init, on_meta
@@ -26,9 +28,26 @@ from shardwise.training.loop import Loop, Scheduler
 from shardwise.training.loss_graph import Loss
 from shardwise.training.trainer import Optimizer, Trainer
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 __all__ = ["Callback", "CheckReport", "EarlyStopping", "History", "Trainer", "check", "fit"]
 
 
+def _keras_too(function: Function) -> Function:
+    """Hand Keras models over to their own loop, whose arguments are those of `model.fit`."""
+
+    @functools.wraps(function)
+    def either(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_keras(model):
+            from shardwise.keras import fit as keras_fit
+
+            return keras_fit(model, *args, **kwargs)
+        return function(model, *args, **kwargs)
+
+    return cast(Function, either)
+
+
+@_keras_too
 def fit(
     model: Model,
     data: Any,
@@ -61,6 +80,8 @@ def fit(
 
     The same call works alone in a process, on the ranks of a job that a launcher started, and, with
     `ranks`, from a plain script or notebook, where it starts local ranks itself.
+
+    A compiled Keras model is trained as its own `fit` does, `sw.fit(model, x, y, plan=..., ...)`.
 
     Args:
         model: any module; or a callable that makes one, or a module on meta, of which each rank then has

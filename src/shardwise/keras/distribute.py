@@ -15,11 +15,12 @@ from shardwise.graph import capture
 from shardwise.graph.layer import TensorSpec
 from shardwise.keras.callbacks import Agree, arranged
 from shardwise.keras.state import agree, agree_number, agree_random, spread, state_tensors
-from shardwise.keras.steps import Steps
+from shardwise.keras.steps import Steps, inputs_of
 from shardwise.keras.strategy import Strategy, cut_names, plan_of
 from shardwise.plan import Plan, mesh_of
 from shardwise.runtime.fabric import Fabric
 from shardwise.runtime.session import init
+from shardwise.training.auto import auto_plan
 
 _OWN = "_shardwise"
 
@@ -27,12 +28,18 @@ _OWN = "_shardwise"
 class Distribution:
     """What a distributed Keras model knows besides stock Keras: its plan, and the trainer while it lives."""
 
-    def __init__(self, model: Any, plan: Plan, seed: int) -> None:
+    def __init__(self, model: Any, plan: Plan | None, seed: int) -> None:
         self.model, self.plan, self.seed = model, plan, seed
         self.session = init()
-        self.fabric = Fabric(mesh_of(plan))
+        self.fabric = Fabric(mesh_of(plan if plan is not None else Plan(data=self.session.size)))
         self.steps: Steps | None = None
-        self._is_cut = any(split.way.value in ("filter", "channel") for split in plan.stages)
+
+    @property
+    def _is_cut(self) -> bool:
+        """Tell whether weights may be cut over ranks, so that this rank's slices are copies."""
+        if self.plan is None:
+            return True
+        return any(split.way.value in ("filter", "channel") for split in self.plan.stages)
 
     @property
     def trainer(self) -> Any:
@@ -111,19 +118,28 @@ class Distribution:
 
     def _train_step(self, data: Any) -> Any:
         if self.steps is None or not self.steps.fits(data):
-            self.steps = Steps(self.model, self.plan, data, self.seed)
+            self.steps = self._made(data)
         return self.steps.train_step(data)
+
+    def _made(self, data: Any) -> Steps:
+        """Make the trainer for the structure of a mini-batch, choosing a plan first where none was given."""
+        plan = self.plan
+        if plan is None:
+            x = tuple(inputs_of(self.model, data))
+            graph = capture(self.model, x, training=True, check=False)
+            plan = self.plan = auto_plan(graph, self.session.size, int(x[0].shape[0]))
+        return Steps(self.model, plan, data, self.seed)
 
     def _test_step(self, data: Any) -> Any:
         if self.steps is None:
-            self.steps = Steps(self.model, self.plan, data, self.seed)
+            self.steps = self._made(data)
         with torch.no_grad():
             return self.steps.test_step(data)
 
 
 def distribute(
     model: Any,
-    plan: Plan | str | None = None,
+    plan: Plan | str = "auto",
     *,
     strategy: Strategy | None = None,
     num_partitions: int = 1,
@@ -139,24 +155,24 @@ def distribute(
 
     Args:
         model: a built Keras model on the torch backend.
-        plan: how to split it, as a `Plan` or its one line; default: one replica per rank.
+        plan: how to split it, as a `Plan` or its one line; `auto` chooses one at the first mini-batch.
         strategy: HyPar-Flow's `data`, `model` or `hybrid`, instead of a plan.
         num_partitions, num_replicas, micro_batches: see `plan_of`.
         layers_per_partition: how many Keras layers each partition has; default: balanced by cost.
         seed: what dropout masks start from; they do not depend on the plan.
     """
-    if plan is not None and strategy is not None:
+    if plan != "auto" and strategy is not None:
         raise ValueError("give either a plan or a strategy, not both")
+    chosen = None if plan == "auto" else Plan.parse(plan)
     if strategy is not None:
-        chosen = plan_of(
-            strategy, num_partitions=num_partitions, num_replicas=num_replicas, micro_batches=micro_batches
-        )
-    else:
-        chosen = Plan.parse(plan if plan is not None else f"data={init().size}")
+        parts = {"num_partitions": num_partitions, "num_replicas": num_replicas}
+        chosen = plan_of(strategy, **parts, micro_batches=micro_batches)
     if layers_per_partition is not None:
+        if chosen is None:
+            raise ValueError("layers_per_partition needs a strategy, or a plan with stages")
         if len(layers_per_partition) != len(chosen.stages):
             raise ValueError(
-                f"layers_per_partition: {len(layers_per_partition)} numbers for {len(chosen.stages)} partitions"
+                f"layers_per_partition: {len(layers_per_partition)} numbers, {len(chosen.stages)} partitions"
             )
         chosen = replace(chosen, cuts=_cuts(model, layers_per_partition))
     undistribute(model)
@@ -190,7 +206,7 @@ def undistribute(model: Any) -> Any:
     return model
 
 
-def fit(model: Any, x: Any = None, y: Any = None, *, plan: Plan | str | None = None, **settings: Any) -> Any:
+def fit(model: Any, x: Any = None, y: Any = None, *, plan: Plan | str = "auto", **settings: Any) -> Any:
     """Train a compiled Keras model under a plan; all other arguments are those of `model.fit`."""
     distribute(model, plan)
     try:

@@ -82,6 +82,6 @@ def check_losses(model: Any, shares: int, weighted: bool) -> None:
     if found <= {*_MEANS, "mean_with_sample_weight"} and not weighted:
         return
     raise ValueError(
-        f"the losses of {model.name!r} reduce by {sorted(map(str, found))}, which {shares} shares of the mini-batch "
-        "(replicas x micro-batches) would change; use sum_over_batch_size, or one replica and one micro-batch"
+        f"the losses of {model.name!r} reduce by {sorted(map(str, found))}, which {shares} shares of the "
+        "mini-batch (replicas x micro-batches) would change; use sum_over_batch_size, or one share"
     )

@@ -40,7 +40,7 @@ class LocalOptimizer:
                 self.cut.append((keras.Variable(parameter, name=entry.variable.name), parameter))
         if not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
-        self.twin = self._twin() if self.cut else None
+        self.twin: Any = self._twin() if self.cut else None
 
     def _twin(self) -> Any:
         kind = next(
@@ -48,8 +48,8 @@ class LocalOptimizer:
         )
         if kind is None or self.optimizer.clipnorm is not None:
             raise ValueError(
-                f"the optimizer {type(self.optimizer).__name__} reads whole weights, but the plan cuts some over "
-                f"ranks; use one of {', '.join(_ELEMENTWISE)} without clipnorm, or another plan"
+                f"the optimizer {type(self.optimizer).__name__} reads whole weights, but the plan cuts some "
+                f"over ranks; use one of {', '.join(_ELEMENTWISE)} without clipnorm, or another plan"
             )
         twin = type(self.optimizer).from_config(self.optimizer.get_config())
         twin.global_clipnorm = None
@@ -83,16 +83,17 @@ class LocalOptimizer:
         self.twin.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
 
     def _scale(self) -> float:
-        """Return what gradients are multiplied with so that their norm over all ranks is at most the limit."""
+        """Return what to multiply gradients with, so that their norm over all ranks is at most the limit."""
         if self.clip is None:
             return 1.0
         trainer = self.trainer
         total = torch.zeros((), dtype=torch.float64, device=trainer.device)
         for name, parameter in trainer.store.parameters.items():
             box = trainer.store.boxes[name]
-            if parameter.grad is not None and not box.empty:
-                if trainer.placement.owner(name, box) == trainer.fabric.rank:
-                    total += parameter.grad.double().square().sum()
+            if parameter.grad is None or box.empty:
+                continue
+            if trainer.placement.owner(name, box) == trainer.fabric.rank:
+                total += parameter.grad.double().square().sum()
         trainer.fabric.world.all_reduce(total)
         norm = float(total.sqrt())
         return float(self.clip) * min(1.0 / norm, 1.0 / float(self.clip)) if norm else 1.0

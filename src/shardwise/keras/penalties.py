@@ -1,4 +1,4 @@
-"""Regularizers: every rank adds the gradients for the weights it holds; each weight counts once in the loss."""
+"""Regularizers: a rank adds the gradients for the weights it holds; each weight counts once in the loss."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import keras
 from shardwise.graph.keras import KerasModule
+from shardwise.graph.keras.module import flat_inputs
 from shardwise.graph.trace import leaves, transform
 from shardwise.keras.loss import KerasLoss, check_losses, structure_of
 from shardwise.keras.optimizer import LocalOptimizer
@@ -29,14 +30,14 @@ class Steps:
     """
 
     def __init__(self, model: Any, plan: Plan, data: Any, seed: int) -> None:
-        x, y, weight = unpack_x_y_sample_weight(data)
+        _, y, weight = unpack_x_y_sample_weight(data)
         self.model, self.module = model, KerasModule(model)
         self.structure = structure_of((y, weight))
         shares = plan.data * micro_batches_of(plan)
         check_losses(model, shares, weight is not None)
         self.gathers = bool(_metrics(model)) or keras.tree.is_nested(model.output)
         self.loss = KerasLoss(model, self.structure, keeps=self.gathers)
-        inputs = tuple(self._inputs(x))
+        inputs = tuple(inputs_of(model, data))
         self.trainer = Trainer(
             self.module,
             (inputs, self._targets(y, weight, inputs[0].shape[0])),
@@ -57,16 +58,6 @@ class Steps:
         same = {id(e.variable) for e in self.module.variables if e.is_trained} == trained
         return same and structure_of((y, weight)) == self.structure
 
-    def _inputs(self, x: Any) -> list[Tensor]:
-        flat = self.module.flatten(x)
-        result = []
-        for tensor, wanted in zip(flat, self.model.inputs, strict=True):
-            tensor = keras.ops.convert_to_tensor(tensor, dtype=wanted.dtype)
-            if tensor.ndim == len(wanted.shape) - 1 and wanted.shape[-1] == 1:
-                tensor = tensor.unsqueeze(-1)
-            result.append(tensor)
-        return result
-
     def _targets(self, y: Any, weight: Any, batch: int) -> list[Tensor]:
         flat = [keras.ops.convert_to_tensor(t) for t in leaves((y, weight)) if t is not None]
         return [*flat, torch.arange(batch, device=flat[0].device if flat else None)]
@@ -74,7 +65,7 @@ class Steps:
     def train_step(self, data: Any) -> Any:
         """Train on a mini-batch, the same on every rank; return the logs."""
         x, y, weight = unpack_x_y_sample_weight(data)
-        inputs = self._inputs(x)
+        inputs = inputs_of(self.model, data)
         batch = inputs[0].shape[0]
         self.loss.begin(batch)
         value = self.trainer.step(tuple(inputs), self._targets(y, weight, batch))
@@ -84,7 +75,7 @@ class Steps:
     def test_step(self, data: Any) -> Any:
         """Evaluate a mini-batch, the same on every rank; return the logs."""
         x, y, weight = unpack_x_y_sample_weight(data)
-        inputs = self._inputs(x)
+        inputs = inputs_of(self.model, data)
         predictions = self.trainer.predict(tuple(inputs))
         self.penalties.measure()
         return self._logs(x, y, weight, predictions, None, inputs[0].shape[0])
@@ -120,6 +111,18 @@ class Steps:
             whole.append(tensor)
         given = iter(whole)
         return transform(graph.outputs, lambda _: next(given))
+
+
+def inputs_of(model: Any, data: Any) -> list[Tensor]:
+    """Return the inputs of a mini-batch in the order and precision that the model wants."""
+    x, _, _ = unpack_x_y_sample_weight(data)
+    result = []
+    for tensor, wanted in zip(flat_inputs(model, x), model.inputs, strict=True):
+        tensor = keras.ops.convert_to_tensor(tensor, dtype=wanted.dtype)
+        if tensor.ndim == len(wanted.shape) - 1 and wanted.shape[-1] == 1:
+            tensor = tensor.unsqueeze(-1)
+        result.append(tensor)
+    return result
 
 
 def _floatx() -> torch.dtype:

@@ -26,8 +26,8 @@ _BITS = 8
 """How many units in the last place the inputs are changed by, to see what becomes of it."""
 _MARGIN = 100.0
 _SINGLE = 1e-4
-"""What rounding may do in single precision, which Keras on torch uses here and there for float64 too. Averages
-of batch norm may cancel to almost nothing, so they may be off by more."""
+"""What rounding may do in single precision, which Keras on torch uses here and there for float64 too.
+Averages of batch norm may cancel to almost nothing, so they may be off by more."""
 
 
 def check(module: KerasModule, example: Example, graph: Graph) -> None:

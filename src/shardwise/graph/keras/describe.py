@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch.nn import functional as F
 
 from shardwise.geometry.access import WHOLE, Access, Axis, same
@@ -92,6 +92,7 @@ def _pool(
 ) -> Value:
     nd, kernel, stride, pads = len(kernel), tuple(kernel), tuple(stride), tuple(pads)
     even = tuple(lo for lo, _ in pads) if all(lo == hi for lo, hi in pads) else None
+    call: tuple[Any, tuple[Any, ...]]
     if which == "avg":
         call = _AVG[nd], (input, kernel, stride, even, False, False)
     elif even is not None:
@@ -202,6 +203,3 @@ def drop_samples(site: Site, input: Value, p: float) -> Value:
         reads=[("input", input, same(input.ndim))],
         attributes={"p": p, "per": "sample"},
     )
-
-
-__all__ = ["batch_norm", "crop", "drop_samples", "padded_conv", "reshape_samples", "same_conv", "torch"]

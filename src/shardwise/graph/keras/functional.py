@@ -1,4 +1,4 @@
-"""What Keras computes and torch has no single function for; the rules in `describe.py` know their geometry."""
+"""What Keras computes and torch has no single function for; `describe.py` knows their geometry."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def keras_batch_norm(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """Normalise like Keras: the average of variances takes the batch's own variance, not the sample estimate."""
+    """Normalise like Keras, whose average of variances takes the batch's own, not the sample estimate."""
     if not batch_statistics:
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
     count = input.numel() // input.shape[1]
@@ -98,7 +98,7 @@ def keras_batch_norm(
         mean, var = input.detach().reshape(-1), torch.zeros_like(running_var)
         centred = input - input
         return F.batch_norm(centred, torch.zeros_like(mean), var, weight, bias, False, 0.0, eps)
-    # With momentum 1 torch leaves the batch's own statistics; scratch, since autograd remembers what it wrote.
+    # With momentum 1 torch leaves the batch's own statistics, in scratch that autograd may remember.
     mean, var = torch.zeros_like(running_mean), torch.zeros_like(running_var)
     y = F.batch_norm(input, mean, var, weight, bias, True, 1.0, eps)
     with torch.no_grad():

@@ -26,6 +26,8 @@ class KerasModule(Foreign):
         model: a built Keras model, on the torch backend.
     """
 
+    model: Any
+
     def __init__(self, model: Any) -> None:
         super().__init__()
         if keras.backend.backend() != "torch":
@@ -56,16 +58,7 @@ class KerasModule(Foreign):
 
     def flatten(self, inputs: Any) -> list[Any]:
         """Return inputs in the order of `model.inputs`: one tensor, a sequence, or a dict by input name."""
-        names = [tensor.name for tensor in self.model.inputs]
-        if isinstance(inputs, Mapping):
-            missing = [name for name in names if name not in inputs]
-            if missing:
-                raise CaptureError(f"inputs {missing} are missing; given are {sorted(inputs)}")
-            return [inputs[name] for name in names]
-        flat = [inputs] if isinstance(inputs, (Tensor, TensorSpec)) else keras.tree.flatten(inputs)
-        if len(flat) != len(names):
-            raise CaptureError(f"the model has {len(names)} inputs ({names}), {len(flat)} were given")
-        return list(flat)
+        return flat_inputs(self.model, inputs)
 
     def read(self, inputs: Any) -> Example:
         """Return an example of the model's arguments."""
@@ -83,6 +76,20 @@ class KerasModule(Foreign):
         from shardwise.graph.keras.capture import capture_keras
 
         return capture_keras(self, self.read(example), training=training, check=check)
+
+
+def flat_inputs(model: Any, inputs: Any) -> list[Any]:
+    """Return inputs in the order of `model.inputs`: one tensor, a sequence, or a dict by input name."""
+    names = [tensor.name for tensor in model.inputs]
+    if isinstance(inputs, Mapping):
+        missing = [name for name in names if name not in inputs]
+        if missing:
+            raise CaptureError(f"inputs {missing} are missing; given are {sorted(inputs)}")
+        return [inputs[name] for name in names]
+    flat = [inputs] if isinstance(inputs, (Tensor, TensorSpec)) else keras.tree.flatten(inputs)
+    if len(flat) != len(names):
+        raise CaptureError(f"the model has {len(names)} inputs ({names}), {len(flat)} were given")
+    return list(flat)
 
 
 def wrap(model: Any) -> KerasModule:

@@ -26,7 +26,7 @@ class Slot:
 class KerasCall:
     """Call a Keras operation with given tensors as its inputs and as its variables.
 
-    The call gets the inputs, then the variables; those that it changes (averages, seeds) are changed in place.
+    The call gets the inputs, then the variables; those that it changes (averages, seeds) change in place.
     """
 
     operation: Any

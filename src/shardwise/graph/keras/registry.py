@@ -25,7 +25,7 @@ def rule(*classes: type) -> Callable[[Rule], Rule]:
 
 
 def rule_of(operation: Any) -> Rule | None:
-    """Return the rule of a layer or operation; a subclass counts as long as it computes nothing of its own."""
+    """Return the rule of a layer or operation; a subclass counts while it computes nothing of its own."""
     for base in type(operation).__mro__:
         if base in _RULES:
             return _RULES[base]

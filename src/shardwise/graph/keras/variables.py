@@ -13,7 +13,7 @@ from shardwise.graph.keras.views import AS_IS, DENSE, View, conv_view, depthwise
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Named:
-    """A Keras variable, its unique name here, its view, and whether it is a weight (or state, like averages)."""
+    """A Keras variable: its unique name, its view, and whether it is a weight (or state, like averages)."""
 
     name: str
     variable: Any

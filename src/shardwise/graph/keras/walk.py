@@ -25,8 +25,9 @@ from shardwise.graph.keras.flow import Flow, Scribe
 from shardwise.graph.keras.module import KerasModule
 from shardwise.graph.keras.opaque import KerasCall, Slot
 from shardwise.graph.keras.registry import rule_of
+from shardwise.graph.layer import Source
 from shardwise.graph.lines import first_line
-from shardwise.graph.trace import Held, Result, Source, Trace, Weight
+from shardwise.graph.trace import Held, Result, Trace, Weight
 
 __all__ = ["rules", "walk"]
 

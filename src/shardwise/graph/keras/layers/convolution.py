@@ -114,8 +114,8 @@ def _transposed(scribe: Scribe, layer: Any, x: Flow) -> Flow:
 def _crop(kernel: int, stride: int, dilation: int, added: int | None, padding: str) -> tuple[int, int]:
     """Return how much Keras cuts off each end of all that a transposed convolution can make.
 
-    "same" makes n * stride outputs, "valid" (n - 1) * stride + max(reach, stride), and `added` changes the far
-    end; the near end keeps as much as fits.
+    "same" makes n * stride outputs, "valid" (n - 1) * stride + max(reach, stride), and `added` changes the
+    far end; the near end keeps as much as fits.
     """
     reach = (kernel - 1) * dilation + 1
     if padding == "valid":
