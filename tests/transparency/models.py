@@ -1,4 +1,4 @@
-"""The models and losses of the suite, by name."""
+"""The models and losses of the suite, by name, so that every rank can build the same ones."""
 
 from __future__ import annotations
 
@@ -9,23 +9,55 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwise import zoo
-
-
-def _like(out: Tensor) -> Tensor:
-    return torch.randn_like(out)
+from transparency.random_cnn import RandomCNN
+from transparency.small_models import SMALL
 
 
 def _classes(out: Tensor) -> Tensor:
     return torch.randint(0, out.shape[1], (out.shape[0], *out.shape[2:]))
 
 
-LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]] = {
-    "mse": (F.mse_loss, _like),
+Loss = Callable[..., Tensor]
+LOSSES: dict[str, tuple[Loss, Callable[[Tensor], Tensor]]] = {
+    "mse": (F.mse_loss, torch.randn_like),
     "ce": (F.cross_entropy, _classes),
 }
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "zoo": lambda name, **settings: zoo.build(name, **settings),
-    "resnet18": lambda **s: zoo.build("resnet18", **{"width": 4, "num_classes": 5, **s}),
-    "unet": lambda **s: zoo.build("unet", **{"base": 4, "depth": 2, **s}),
+# Narrow and small, but with every layer that the real ones have. Two sizes each: even and odd.
+ZOO: dict[str, tuple[dict[str, object], tuple[tuple[int, ...], ...], str]] = {
+    "resnet18": ({"width": 4, "num_classes": 5}, ((4, 3, 64, 48), (4, 3, 97, 131)), "ce"),
+    "resnet34": ({"width": 4, "num_classes": 5}, ((4, 3, 64, 48), (4, 3, 65, 49)), "ce"),
+    "resnet50": ({"width": 4, "num_classes": 5}, ((4, 3, 64, 48), (4, 3, 67, 51)), "ce"),
+    "resnet101": ({"width": 4, "num_classes": 5}, ((4, 3, 64, 48), (4, 3, 65, 49)), "ce"),
+    "resnet152": ({"width": 4, "num_classes": 5}, ((4, 3, 64, 48), (4, 3, 65, 49)), "ce"),
+    "resnet50v2": ({"width": 4, "num_classes": 5}, ((4, 3, 64, 48), (4, 3, 65, 49)), "ce"),
+    "resnet20": ({"width": 4, "num_classes": 5}, ((4, 3, 32, 32), (4, 3, 31, 37)), "ce"),
+    "resnet56": ({"width": 4, "num_classes": 5}, ((4, 3, 24, 24), (4, 3, 21, 27)), "ce"),
+    "resnet110": ({"width": 4, "num_classes": 5}, ((4, 3, 24, 24), (4, 3, 21, 27)), "ce"),
+    "resnet110v2": ({"width": 4, "num_classes": 5}, ((4, 3, 24, 24), (4, 3, 21, 27)), "ce"),
+    "resnet1001v2": ({"width": 2, "num_classes": 5}, ((4, 3, 16, 16), (4, 3, 17, 19)), "ce"),
+    "vgg16": (
+        {"width": 4, "num_classes": 5, "hidden": 16, "pooled": 2, "dropout": 0.0},
+        ((2, 3, 64, 96), (2, 3, 67, 101)),
+        "ce",
+    ),
+    "amoebanetd-3-16": ({"num_classes": 5}, ((4, 3, 64, 96), (4, 3, 65, 97)), "ce"),
+    "cosmoflow-32": (
+        {"width": 4, "hidden": (8, 8), "dropout": 0.0},
+        ((2, 4, 32, 32, 32), (2, 4, 32, 32, 32)),
+        "mse",
+    ),
+    "unet": ({"base": 4, "depth": 2}, ((2, 3, 32, 48), (2, 3, 36, 52)), "ce"),
+    "unet3d": ({"base": 4, "depth": 1}, ((2, 3, 8, 12, 16), (2, 3, 10, 14, 18)), "ce"),
 }
+
+RANDOM_SIZES = ((32, 24), (29, 23))
+
+
+def _zoo(name: str) -> Callable[..., nn.Module]:
+    return lambda **settings: zoo.build(name, **{**ZOO[name][0], **settings})
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {name: _zoo(name) for name in ZOO}
+MODELS["random"] = RandomCNN
+MODELS |= SMALL

@@ -59,14 +59,22 @@ def lower_stage(
 
 
 def _alive(layers: Sequence[Layer], departures: Collection[str]) -> list[Layer]:
-    """Drop the layers that no departure depends on."""
+    """Drop the layers that no departure depends on, unless they update buffers."""
     wanted = set(departures)
     result: list[Layer] = []
     for layer in reversed(layers):
-        if layer.name in wanted:
+        if layer.name in wanted or _updates(layer):
             wanted.update(layer.inputs)
             result.append(layer)
     return result[::-1]
+
+
+def _updates(layer: Layer) -> bool:
+    """Tell whether a layer changes buffers when it is computed."""
+    if not layer.buffers:
+        return False
+    statistics = {"batch_norm": "batch_statistics", "instance_norm": "instance_statistics"}
+    return layer.op == "module" or bool(layer.attributes.get(statistics.get(layer.op, ""), False))
 
 
 @dataclass

@@ -1,0 +1,109 @@
+"""The product of models, splits, halos, sizes and transports; and the part of it that covers all pairs.
+
+model      every zoo model, small and narrow, and twenty random networks
+split      tile grids, filter, channel and batch
+halo       exchanged before each layer, or fused over chains (tiles only)
+size       even, or odd so that no tile is like another
+transport  Gloo and MPI
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ranks import TRANSPORTS
+from transparency.harness import Case
+from transparency.models import RANDOM_SIZES, ZOO
+
+RANDOM_SEEDS = range(20)
+OTHERS = ("filter=2", "channel=2", "batch=2")
+SPLITS = {
+    2: (*(f"spatial={grid}" for grid in ("2x1", "3x1", "2x2", "1x4")), *OTHERS),
+    3: (*(f"spatial={grid}" for grid in ("2x1x1", "1x1x3", "2x2x2")), *OTHERS),
+}
+HALOS = ("layer", "fused")
+SIZES = (0, 1)
+# Too deep for the default suite; `make test-full` has them.
+DEEP = ("resnet34", "resnet101", "resnet152", "resnet56", "resnet110", "resnet110v2", "resnet1001v2")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of the product."""
+
+    model: str
+    split: str
+    halo: str
+    size: int
+    transport: str
+
+    @property
+    def case(self) -> Case:
+        """Return the comparison that this point stands for."""
+        plan = self.split if self.halo == "layer" else f"{self.split} halo={self.halo}"
+        if self.model.startswith("random"):
+            seed, size = int(self.model.removeprefix("random")), RANDOM_SIZES[self.size]
+            return Case("random", (3, 3, *size), plan, "mse", (("seed", seed), ("size", size)))
+        _, sizes, loss = ZOO[self.model]
+        return Case(self.model, sizes[self.size], plan, loss)
+
+    @property
+    def id(self) -> str:
+        """Return a name that can be read and looked up."""
+        size = "odd" if self.size else "even"
+        return f"{self.model}-{self.split}-{self.halo}-{size}-{self.transport}"
+
+
+def dims(model: str) -> int:
+    """Return how many spatial dimensions a model's images have."""
+    return 2 if model.startswith("random") else len(ZOO[model][1][0]) - 2
+
+
+def points(model: str) -> Iterator[Point]:
+    """List the product for one model."""
+    for split, halo, size, transport in itertools.product(SPLITS[dims(model)], HALOS, SIZES, TRANSPORTS):
+        if halo == "layer" or split.startswith("spatial"):
+            yield Point(model, split, halo, size, transport)
+
+
+def product() -> list[Point]:
+    """Return all points."""
+    models = [*ZOO, *(f"random{seed}" for seed in RANDOM_SEEDS)]
+    return [point for model in models for point in points(model)]
+
+
+def pairs(point: Point) -> set[tuple[str, object, str, object]]:
+    """Return every pair of settings that a point has."""
+    values = [(name, getattr(point, name)) for name in ("model", "split", "halo", "size", "transport")]
+    return {(*a, *b) for a, b in itertools.combinations(values, 2)}
+
+
+def covering(candidates: list[Point]) -> list[Point]:
+    """Choose points until every pair of settings that occurs occurs in one of them."""
+    rng = random.Random(0)
+    left = set().union(*map(pairs, candidates))
+    chosen: list[Point] = []
+    while left:
+        sample = [p for p in candidates if p not in chosen]
+        best = max(rng.sample(sample, min(len(sample), 60)), key=lambda p: len(pairs(p) & left))
+        if pairs(best) & left:
+            chosen.append(best)
+            left -= pairs(best)
+    return chosen
+
+
+def subset() -> list[Point]:
+    """Return the default suite: all pairs over the models that are not too deep.
+
+    Three of the models are random networks; each time one of them is chosen it is another one.
+    """
+    models = [name for name in ZOO if name not in DEEP] + ["random0", "random1", "random2"]
+    chosen = covering([point for model in models for point in points(model)])
+    seeds = itertools.cycle(RANDOM_SEEDS)
+    return [
+        replace(point, model=f"random{next(seeds)}") if point.model.startswith("random") else point
+        for point in chosen
+    ]

@@ -1,0 +1,94 @@
+"""Small networks, each with the one thing that some other implementation gets wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def convs(**settings: object) -> nn.Module:
+    """Three convolutions, the middle one with the given settings."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, **settings), nn.Tanh(), nn.Conv2d(4, 2, 1)
+    )
+
+
+def between(*layers: nn.Module) -> nn.Module:
+    """Put layers between two convolutions; the first makes mostly negative values."""
+    first = nn.Conv2d(3, 4, 3, padding=1)
+    with torch.no_grad():
+        first.bias.sub_(3.0)
+    return nn.Sequential(first, *layers, nn.Conv2d(4, 2, 3, padding=1))
+
+
+class Skip(nn.Module):
+    """A skip from the first layer to the last, over everything between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.middle = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
+        self.last = nn.Conv2d(8, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = y = F.relu(self.first(x))
+        for conv in self.middle:
+            y = F.relu(conv(y))
+        return self.last(torch.cat([first, y], 1))
+
+
+class Unused(nn.Module):
+    """A parameter and a batch norm that the output does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.idle = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(2, 2)
+        self.aside, self.last = nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        self.aside(y)
+        return self.last(y)
+
+
+class SharedGradient(nn.Module):
+    """A sum hands one gradient to two norms, which both pass theirs on to the same value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.left, self.right = nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
+        self.last = nn.Conv2d(4, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        a = self.left(y)
+        return self.last(a + self.right(a) + y)
+
+
+SMALL: dict[str, Callable[[], nn.Module]] = {
+    "conv3": lambda: convs(kernel_size=3, padding=1),
+    "conv3 twice": lambda: between(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)),
+    "conv3 stride 2": lambda: convs(kernel_size=3, stride=2, padding=1),
+    "conv3 stride 2 unpadded": lambda: nn.Conv2d(3, 2, 3, stride=2),
+    "conv4": lambda: convs(kernel_size=4, padding=1),
+    "conv dilated": lambda: convs(kernel_size=3, dilation=2),
+    "conv groups": lambda: convs(kernel_size=3, padding=1, groups=2),
+    "conv reflect": lambda: convs(kernel_size=3, padding=1, padding_mode="reflect"),
+    "conv circular": lambda: convs(kernel_size=3, padding=1, padding_mode="circular"),
+    "batch norm": lambda: between(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)),
+    "deep chain": lambda: between(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(6))),
+    "deep chain with norms": lambda: between(
+        *(m for _ in range(3) for m in (nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()))
+    ),
+    "max pool 3": lambda: between(nn.MaxPool2d(3, 1, 1)),
+    "max pool 3 stride 2": lambda: between(nn.MaxPool2d(3, 2)),
+    "avg pool uncounted": lambda: between(nn.AvgPool2d(3, 1, 1, count_include_pad=False)),
+    "transposed 3": lambda: between(nn.ConvTranspose2d(4, 4, 3, 2, 1, 1)),
+    "skip": Skip,
+    "unused": Unused,
+    "shared gradient": SharedGradient,
+}

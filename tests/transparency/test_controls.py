@@ -1,0 +1,91 @@
+"""The suite can fail: three well-known mistakes, made on purpose inside the ranks, are each found."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from ranks import run_ranks
+from shardwise.runtime import regrid, shared_norm
+from shardwise.runtime.reducer import Reducer
+from shardwise.runtime.wire import LoneWire
+from transparency.harness import Case, compared
+
+CHAIN = Case("deep chain with norms", (2, 3, 21, 18), "spatial=2x1")
+PLAIN = Case("conv3 twice", (2, 3, 21, 18), "spatial=2x1")
+
+
+def sound(case: Case) -> dict[str, float]:
+    return compared(case)[0]
+
+
+def without_a_halos_backward(case: Case) -> dict[str, float]:
+    """Let the halo's gradient stay where it is: its owner adds nothing."""
+    start = regrid.Exchange.start
+
+    def emptied(self: regrid.Exchange, tensor: torch.Tensor | None) -> None:
+        if self.what.endswith("(backward)") and tensor is not None:
+            tensor = tensor.clone()
+            for piece in self.pack:
+                tensor[piece.slices] = 0.0
+        start(self, tensor)
+
+    with mock.patch.object(regrid.Exchange, "start", emptied):
+        return compared(case)[0]
+
+
+def with_local_statistics(case: Case) -> dict[str, float]:
+    """Let every tile normalise with its own sums."""
+    init = shared_norm.SharedBatchNorm.__init__
+
+    def alone(
+        self: shared_norm.SharedBatchNorm, op: object, rank: int, wire: object, tensors: object
+    ) -> None:
+        init(self, op, rank, LoneWire(), tensors)
+        self.count = max(1, self.local_count)
+
+    with mock.patch.object(shared_norm.SharedBatchNorm, "__init__", alone):
+        return compared(case)[0]
+
+
+def with_averaged_tiles(case: Case) -> dict[str, float]:
+    """Divide the summed gradients by the number of tiles, as for replicas."""
+    finish = Reducer.finish
+
+    def averaged(self: Reducer) -> None:
+        finish(self)
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.grad.div_(case.ranks)
+
+    with mock.patch.object(Reducer, "finish", averaged):
+        return compared(case)[0]
+
+
+@pytest.mark.parametrize("transport", ["mpi4py", "gloo"])
+def test_nothing_is_found_where_nothing_is_wrong(transport: str) -> None:
+    for case in (CHAIN, PLAIN):
+        assert run_ranks(sound, case.ranks, transport, (case,))[0] == {}
+
+
+def test_a_dropped_halo_gradient_is_found() -> None:
+    found = run_ranks(without_a_halos_backward, PLAIN.ranks, "mpi4py", (PLAIN,))[0]
+    assert found["gradient of input 0"] > 1e-3
+    assert found["gradient of 0.weight"] > 1e-3
+    # The last layer sees no halo's gradient: in the first step it would still be right.
+    assert "loss" in found
+
+
+def test_local_batch_norm_sums_are_found() -> None:
+    found = run_ranks(with_local_statistics, CHAIN.ranks, "mpi4py", (CHAIN,))[0]
+    assert found["loss"] > 1e-6
+    assert found["state 2.running_mean"] > 1e-6
+    assert found["gradient of 1.weight"] > 1e-3
+
+
+def test_averaged_tile_gradients_are_found() -> None:
+    found = run_ranks(with_averaged_tiles, PLAIN.ranks, "mpi4py", (PLAIN,))[0]
+    assert found["gradient of 0.weight"] > 0.1
+    assert found["gradient of 3.weight"] > 0.1

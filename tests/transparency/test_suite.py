@@ -1,0 +1,36 @@
+"""Split equals unsplit: loss, input gradient, every gradient, statistics and weights after three steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from transparency.cases import OTHERS, RANDOM_SEEDS, SPLITS, ZOO, Point, product, subset
+from transparency.harness import check
+from transparency.record import record
+
+CHOSEN = subset()
+
+
+@pytest.mark.parametrize("point", CHOSEN, ids=lambda p: p.id)
+def test_split_equals_one_device(point: Point) -> None:
+    check(point.case, point.transport)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("point", product(), ids=lambda p: p.id)
+def test_whole_product_equals_one_device(point: Point) -> None:
+    record(point.id, lambda: check(point.case, point.transport, deadline=250.0))
+
+
+def test_the_default_suite_meets_every_random_network_and_every_split() -> None:
+    assert {p.model for p in CHOSEN if p.model.startswith("random")} == {f"random{s}" for s in RANDOM_SEEDS}
+    assert {p.split for p in CHOSEN} == {*SPLITS[2], *SPLITS[3]}
+    assert {(p.halo, p.transport) for p in CHOSEN} >= {("fused", "gloo"), ("fused", "mpi4py")}
+
+
+def test_the_product_is_what_it_says() -> None:
+    models = len(ZOO) + len(RANDOM_SEEDS)
+    three = sum(len(sizes[0]) == 5 for _, sizes, _ in ZOO.values())
+    grids = {nd: len(SPLITS[nd]) - len(OTHERS) for nd in (2, 3)}
+    layouts = {nd: 2 * grids[nd] + len(OTHERS) for nd in (2, 3)}
+    assert len(product()) == 4 * ((models - three) * layouts[2] + three * layouts[3])
