@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import fit_cases as cases
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import shardwise as sw
 from shardwise.runtime.materialise import materialise
 from shardwise.runtime.store import Store
+
+# A rank loads this file by its path, so its neighbours are not on the way of imports yet.
+sys.path.append(str(Path(__file__).parent))
+import fit_cases as cases
 
 
 def sgd_of(rate: float) -> Callable[[Any], torch.optim.Optimizer]:
@@ -196,3 +202,37 @@ def deferred(plan: str) -> tuple[float, int]:
     names = ("1.running_mean", "1.running_var")
     wanted = {name: whole.state_dict()[name] for name in names}
     return cases.error({n: found[n] for n in names}, wanted), int(found["1.num_batches_tracked"])
+
+
+class Counting(TensorDataset):
+    """Count which samples are read."""
+
+    read: set[int]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        self.read.add(index)
+        return super().__getitem__(index)
+
+
+def fitted(plan: str) -> tuple[int, list[float], float]:
+    """Fit on 20 samples; return how many this rank read, the losses, and how far the user's model is."""
+    data = Counting(*cases.images(20))
+    data.read = set()
+    model, whole = cases.classifier(), cases.classifier()
+    settings: dict[str, Any] = {"batch_size": 6, "epochs": 2, "shuffle": False, "progress": False}
+    history = sw.fit(model, data, loss=F.cross_entropy, optimizer=cases.sgd, plan=plan, **settings)
+    read = set(data.read)
+    optimizer = cases.sgd(whole.named_parameters())
+    for _ in range(2):
+        for start in range(0, 20, 6):
+            x, y = (tensor[start : start + 6] for tensor in data.tensors)
+            optimizer.zero_grad()
+            cases.unsplit_step(whole, F.cross_entropy, x, y, sw.Plan.parse(plan))
+            optimizer.step()
+    # The example that the network is captured with is made of the first two samples, on every rank.
+    return len(read - {0, 1}), history["loss"], cases.error(model.state_dict(), whole.state_dict())
+
+
+def checked(plan: str) -> tuple[bool, str]:
+    report = sw.check(cases.classifier(), cases.images(4), plan, F.cross_entropy, show=False)
+    return report.ok, report.worst.layer
