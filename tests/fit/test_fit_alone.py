@@ -54,7 +54,7 @@ def test_fit_trains_the_users_own_model_like_a_loop_written_by_hand():
 
 def test_fit_is_as_fast_as_a_loop_written_by_hand():
     torch.manual_seed(0)
-    x, y = torch.randn(64, 3, 32, 32), torch.randint(0, 10, (64,))
+    x, y = torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,))
     model = sw.zoo.build("resnet8", num_classes=10)
     trainer = sw.Trainer(model, (x, y), loss=F.cross_entropy, optimizer=cases.sgd)
     other = sw.zoo.build("resnet8", num_classes=10)
@@ -67,13 +67,15 @@ def test_fit_is_as_fast_as_a_loop_written_by_hand():
         optimizer.step()
         return loss.item()
 
+    steps = [("fit", lambda: trainer.step(x, y)), ("hand", by_hand)]
     times: dict[str, list[float]] = {"fit": [], "hand": []}
-    for _ in range(12):
-        for name, step in (("fit", lambda: trainer.step(x, y)), ("hand", by_hand)):
-            start = time.perf_counter()
+    for turn in range(20):
+        for name, step in steps if turn % 2 else reversed(steps):
+            # The time of this process alone: on a busy machine the clock on the wall measures the others.
+            start = time.process_time()
             step()
-            times[name].append(time.perf_counter() - start)
-    # The benchmark holds it to 3 %; a test on a busy machine compares the undisturbed steps.
+            times[name].append(time.process_time() - start)
+    assert trainer.is_plain
     assert min(times["fit"]) < 1.15 * min(times["hand"])
 
 
