@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from rules_harness import compare
+from rules_harness import compare, run_split, subject
 from torch import Tensor, nn
 
 IMAGE = (3, 4, 13, 17)
@@ -232,4 +233,17 @@ def test_layer_split_equals_layer(name: str) -> None:
     make, shape = LAYERS[name]
     torch.manual_seed(1)
     lines = plans(shape)
-    compare(make(), shape, (*lines, *(f"{lines[0]} {options}" for options in TAILS)))
+    tails = (f"{lines[0]} {options}" for options in TAILS)
+    compare(make(), shape, (*lines, *tails, "channel=2 halo=fused", "filter=3 halo=fused"))
+
+
+def test_local_batch_norm_means_each_shard_by_itself() -> None:
+    torch.manual_seed(1)
+    model = after(nn.BatchNorm2d(4)).double()
+    it = subject(model, IMAGE)
+    found = run_split(it, it.lower("batch=2 batch_norm=local"))
+    (x,) = it.inputs
+    expected = torch.cat([copy.deepcopy(model)(x[:2]), copy.deepcopy(model)(x[2:])])
+    assert torch.allclose(found["output"], expected, rtol=0, atol=1e-12)
+    synced = run_split(it, it.lower("batch=2"))
+    assert not torch.allclose(synced["output"], expected, rtol=0, atol=1e-3)

@@ -69,6 +69,31 @@ class SharedGradient(nn.Module):
         return self.last(a + self.right(a) + y)
 
 
+class Opaque(nn.Module):
+    """A module that no rule knows, with weights, random numbers left out, between tiled layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, padding=1)
+        self.inner = Sorting()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(self.first(x)))
+
+
+class Sorting(nn.Module):
+    """Sort the pixels of each row, with a weight per channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise TypeError("tracing with stand-ins for tensors ends here")
+        return torch.sort(x * self.weight, -1)[0]
+
+
 SMALL: dict[str, Callable[[], nn.Module]] = {
     "conv3": lambda: convs(kernel_size=3, padding=1),
     "conv3 twice": lambda: between(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)),
@@ -90,5 +115,6 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
     "transposed 3": lambda: between(nn.ConvTranspose2d(4, 4, 3, 2, 1, 1)),
     "skip": Skip,
     "unused": Unused,
+    "opaque": Opaque,
     "shared gradient": SharedGradient,
 }

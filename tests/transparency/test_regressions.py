@@ -52,6 +52,7 @@ OURS = {
     "one gradient for two readers is not added to twice": Case("shared gradient", ODD, "spatial=2x1"),
     "tiles smaller than their halos": Case("deep chain", (2, 3, 9, 12), "spatial=1x4 halo=fused"),
     "tiles without pixels": Case("conv3 stride 2", (2, 3, 3, 18), "spatial=4x1 tail=replicate"),
+    "an opaque module between tiled layers": Case("opaque", ODD, "spatial=2x2"),
     "parameters that nothing uses": Case("unused", ODD, "spatial=2x1"),
 }
 CASES = HY_FI | PEERS | OURS

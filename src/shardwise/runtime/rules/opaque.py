@@ -6,6 +6,7 @@ on all of them: they are seeded by layer, step and first sample, and the rank's 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from shardwise.program import Compute
 from shardwise.runtime.rules.dropout import key_of, scramble
 from shardwise.runtime.rules.registry import OPAQUE, Run, cropped, fill, placed_rule
 from shardwise.runtime.rules.surroundings import Surroundings
+
+# The generator belongs to the whole process; threads that seed it take turns.
+_SEEDING = threading.Lock()
 
 
 @placed_rule(OPAQUE)
@@ -38,7 +42,7 @@ def bind_opaque(op: Compute, rank: int, surroundings: Surroundings) -> Run:
     def run(tensors: Sequence[Any]) -> Tensor:
         local = pick(tensors)
         key = scramble(key_of(surroundings, layer.name) + surroundings.first_sample)
-        with torch.random.fork_rng(_devices(local)):
+        with _SEEDING, torch.random.fork_rng(_devices(local)):
             torch.manual_seed(key % 2**63)
             inputs, options = fill(args, local), fill(kwargs, local)
             if isinstance(target, ModuleTarget):
