@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from shardwise.graph import Graph, capture
     from shardwise.machine import Machine, MachineError
     from shardwise.oracle import Prediction, predict
+    from shardwise.oracle.search import search
     from shardwise.plan import Plan, PlanError
     from shardwise.runtime.calibrate import calibrate
     from shardwise.runtime.differentiable import regrid
@@ -41,6 +42,7 @@ _HOMES = {
     "keras": "shardwise.keras",
     "predict": "shardwise.oracle",
     "regrid": "shardwise.runtime.differentiable",
+    "search": "shardwise.oracle.search",
     "zoo": "shardwise.zoo",
 }
 
@@ -67,6 +69,7 @@ __all__ = [
     "keras",
     "predict",
     "regrid",
+    "search",
     "zoo",
 ]
 

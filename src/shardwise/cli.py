@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from shardwise.commands import calibrate, doctor, run, train
+from shardwise.commands import calibrate, doctor, limits, plan, predict, run, train
 from shardwise.runtime.errors import TransportError
 
 app = typer.Typer(
@@ -23,6 +23,9 @@ _PASS_THROUGH = {"allow_interspersed_args": False, "ignore_unknown_options": Tru
 app.command("run", context_settings=_PASS_THROUGH)(run.command)
 app.command("doctor")(doctor.command)
 app.command("calibrate")(calibrate.command)
+app.command("plan")(plan.command)
+app.command("predict")(predict.command)
+app.command("limits")(limits.command)
 app.command("train")(train.command)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from functools import partial
 
 from shardwise.graph import Graph
@@ -125,6 +126,21 @@ class Oracle:
         spans = self._simulate(self.walk(plan, batch).events(), plan)
         return max((span.end for span in spans), default=0.0)
 
+    def quick(self, plan: Plan, batch: int) -> tuple[float, float]:
+        """Return the step's seconds and the bytes of the fullest rank, and nothing else."""
+        check(plan, self.at(batch), batch=batch)
+        walk = self.walk(plan, batch)
+        spans = self._simulate(walk.events(), plan)
+        memory = (sum(m.values()) for m in self._memory(walk))
+        return max((span.end for span in spans), default=0.0), max(memory)
+
+    def _memory(self, walk: Walk) -> tuple[Mapping[str, float], ...]:
+        baseline, slots = self.machine.device.baseline_bytes, self.optimizer_slots
+        return tuple(
+            step_memory(walk, position, optimizer_slots=slots, baseline_bytes=baseline)
+            for position in range(walk.mesh.positions)
+        )
+
     def _simulate(self, lists: dict[int, list[Event]], plan: Plan) -> tuple[Span, ...]:
         cores = self.machine.node.cores if self.machine.device.host else 0
         return simulate(lists, cores=cores, ranks_per_node=self.ranks_per_node(plan.ranks))
@@ -141,22 +157,13 @@ class Oracle:
         spans = self._simulate(lists, plan)
         step = max((span.end for span in spans), default=0.0)
         spread = 2 * walk.spread() or _UNKNOWN * step
-        memory = tuple(
-            step_memory(
-                walk,
-                position,
-                optimizer_slots=self.optimizer_slots,
-                baseline_bytes=machine.device.baseline_bytes,
-            )
-            for position in range(walk.mesh.positions)
-        )
         fields = walk.fields | {"device.memory_bytes", "device.baseline_bytes"}
         return Prediction(
             step_seconds=step,
             interval=(max(0.0, step - spread), step + spread),
             batch=samples,
             breakdown=breakdowns(spans, sorted(lists), step),
-            peak_bytes_by_category=memory,
+            peak_bytes_by_category=self._memory(walk),
             memory_bytes=machine.device.memory_bytes,
             why=partial(
                 explain, lists, cores, step, per_node, machine, lambda m: self.on(m).seconds(plan, samples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from shardwise.machine import Machine, Tier
@@ -17,11 +18,15 @@ BUCKET_BYTES = 25 << 20
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Some gradients that the same positions of all replicas hold, summed as one flat tensor."""
+    """Some gradients that the same positions of all replicas hold, summed as one flat tensor.
+
+    `number` counts the buckets of these positions, so that all of them mean the same one.
+    """
 
     names: frozenset[str]
     nbytes: float
     positions: tuple[int, ...]
+    number: int
 
 
 def buckets_of(programs: list[StageProgram], mesh: Mesh) -> list[list[Bucket]]:
@@ -59,6 +64,7 @@ def _fill(
     replicas: int,
 ) -> list[Bucket]:
     filling: dict[tuple[int, ...], tuple[list[str], int]] = {}
+    closed: Counter[tuple[int, ...]] = Counter()
     result = []
     for name, box in boxes.items():
         positions = holders[name, box]
@@ -68,10 +74,12 @@ def _fill(
         names, total = filling.pop(positions, ([], 0))
         names, total = [*names, name], total + nbytes
         if total >= BUCKET_BYTES:
-            result.append(Bucket(frozenset(names), total, positions))
+            result.append(Bucket(frozenset(names), total, positions, closed[positions]))
+            closed[positions] += 1
         else:
             filling[positions] = (names, total)
-    result += [Bucket(frozenset(names), total, ranks) for ranks, (names, total) in filling.items()]
+    for positions, (names, total) in filling.items():
+        result.append(Bucket(frozenset(names), total, positions, closed[positions]))
     return result
 
 
@@ -89,7 +97,7 @@ def reduce_seconds(bucket: Bucket, mesh: Mesh, machine: Machine, flows: int) -> 
 
 
 def launch_and_wait(
-    bucket: Bucket, number: int, mesh: Mesh, machine: Machine, flows: int, replicas: int, fields: set[str]
+    bucket: Bucket, mesh: Mesh, machine: Machine, flows: int, replicas: int, fields: set[str]
 ) -> tuple[Event, Event]:
     """Return the start of a sum and the wait for it; replicas that are not simulated are not waited for."""
     tier = tier_of(bucket, mesh, machine)
@@ -97,6 +105,6 @@ def launch_and_wait(
     seconds = reduce_seconds(bucket, mesh, machine, flows)
     copy = 2 * bucket.nbytes / machine.device.memory_bandwidth
     peers = tuple(mesh.world_rank(r, p) for r in range(replicas) for p in bucket.positions)
-    key = (REDUCTION, number, bucket.positions)
+    key = (REDUCTION, bucket.number, bucket.positions)
     launch = Event(Kind.LAUNCH, copy, REDUCTION, "gradients", key, peers, flight=seconds * tier.overlap)
     return launch, Event(Kind.WAIT, seconds * (1 - tier.overlap), REDUCTION, "gradients", key)

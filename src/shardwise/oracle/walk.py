@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from shardwise.graph import Kind as LayerKind
@@ -132,13 +132,13 @@ class Walk:
                             missing[number].difference_update(segment.ready)
                             if not missing[number] and number not in started:
                                 started.add(number)
-                                yield self._sum(bucket, number)[0]
+                                yield self._sum(bucket)[0]
             elif action.act is Act.STEP:
                 for number, bucket in pending:
                     if number not in started:
-                        yield self._sum(bucket, number)[0]
-                for number, bucket in pending:
-                    yield self._sum(bucket, number)[1]
+                        yield self._sum(bucket)[0]
+                for _, bucket in pending:
+                    yield self._sum(bucket)[1]
                 yield from self._finish(position)
 
     def _price(self, action: Action, replica: int) -> StagePrice:
@@ -180,10 +180,8 @@ class Walk:
             sends = action.act in (Act.SEND, Act.SEND_GRAD)
             yield from crossing.sends(rank, key) if sends else crossing.receives(rank, key)
 
-    def _sum(self, bucket: Bucket, number: int) -> tuple[Event, Event]:
-        return launch_and_wait(
-            bucket, number, self.mesh, self.machine, self.flows, self.replicas, self.fields
-        )
+    def _sum(self, bucket: Bucket) -> tuple[Event, Event]:
+        return launch_and_wait(bucket, self.mesh, self.machine, self.flows, self.replicas, self.fields)
 
     def _input(self, replica: int, roles: dict[tuple[int, Direction], int]) -> Iterator[Event]:
         """Read this rank's part of the mini-batch, where the machine says how fast that is."""

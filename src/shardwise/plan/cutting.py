@@ -111,7 +111,7 @@ def choose_cuts(graph: Graph, plan: Plan, *, cost: Callable[[Layer], float] | No
     if stages == 1:
         return ()
     time = cost or layer_cost
-    crossing = _crossing_bytes(graph)
+    crossing = crossing_bytes(graph)
     found = cut(
         [time(graph.layers[i]) for i in places],
         stages,
@@ -164,7 +164,7 @@ def _places(graph: Graph) -> list[int]:
     return [i for i, layer in enumerate(graph.layers) if layer.kind is not Kind.INPUT]
 
 
-def _crossing_bytes(graph: Graph) -> list[int]:
+def crossing_bytes(graph: Graph) -> list[int]:
     """Return for every position the bytes of the values made before it and read at or behind it."""
     changes = [0] * (len(graph.layers) + 1)
     last: dict[str, int] = {}

@@ -35,19 +35,19 @@ def assign(graph: Graph, layers: Iterable[Layer], split: Split, tail: str) -> di
     Values from outside (model inputs, values of earlier stages) are cut the way the split says.
     """
     homes: dict[str, Home] = {}
-    split = _fitted(graph, split)
+    split = fitted(graph, split)
     for layer in layers:
         for source in layer.inputs:
             if source not in homes:
-                homes[source] = Home(_entry(graph[source].shape, split))
+                homes[source] = Home(entry_cuts(graph[source].shape, split))
         if layer.kind is Kind.INPUT:
-            homes[layer.name] = Home(_entry(layer.shape, split))
+            homes[layer.name] = Home(entry_cuts(layer.shape, split))
         else:
-            homes[layer.name] = _home(layer, homes, split, tail)
+            homes[layer.name] = home_of(layer, homes, split, tail)
     return homes
 
 
-def _fitted(graph: Graph, split: Split) -> Split:
+def fitted(graph: Graph, split: Split) -> Split:
     """Give the tile grid as many dimensions as the images have: `2` cuts their rows, as `2x1` does."""
     missing = max((len(layer.shape) for layer in graph.inputs), default=0) - 2 - len(split.grid)
     if split.way is not Way.SPATIAL or missing <= 0:
@@ -55,7 +55,7 @@ def _fitted(graph: Graph, split: Split) -> Split:
     return Split(Way.SPATIAL, (*split.grid, *(1,) * missing))
 
 
-def _entry(shape: tuple[int, ...], split: Split) -> Cuts:
+def entry_cuts(shape: tuple[int, ...], split: Split) -> Cuts:
     """Cut a value that comes from outside of the stage."""
     if split.way is Way.SPATIAL and len(shape) == len(split.grid) + 2:
         first = len(shape) - len(split.grid)
@@ -65,7 +65,7 @@ def _entry(shape: tuple[int, ...], split: Split) -> Cuts:
     return Cuts.none(shape)
 
 
-def _home(layer: Layer, homes: Mapping[str, Home], split: Split, tail: str) -> Home:
+def home_of(layer: Layer, homes: Mapping[str, Home], split: Split, tail: str) -> Home:
     if len(layer.outputs) != 1:
         return Home(Cuts.none(layer.outputs[0].shape), again=True)
     values = [o for o in layer.operands if o.origin is Source.VALUE]
@@ -93,7 +93,7 @@ def _home(layer: Layer, homes: Mapping[str, Home], split: Split, tail: str) -> H
 def _cuts(operand: Operand, homes: Mapping[str, Home], split: Split) -> Cuts:
     """Return how a value is cut, or may be cut for free because every rank holds it whole."""
     home = homes[operand.source]
-    return _entry(operand.spec.shape, split) if home.again else home.cuts
+    return entry_cuts(operand.spec.shape, split) if home.again else home.cuts
 
 
 def _tiled(cuts: Cuts) -> bool:
@@ -108,7 +108,7 @@ def _whole(layer: Layer, split: Split, tail: str) -> Home:
     """
     if layer.kind is not Kind.OTHER:
         return Home(_tail(layer, split, tail))
-    entry = _entry(layer.shape, split)
+    entry = entry_cuts(layer.shape, split)
     again = bool(entry.dims) and tail != "replicate" and _large_enough(entry, split, "auto")
     return Home(Cuts.none(layer.shape) if again else _tail(layer, split, tail), again=again)
 

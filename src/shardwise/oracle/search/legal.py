@@ -1,0 +1,50 @@
+"""Refuse plans early: what a network cannot be split into, and mini-batches that are too small."""
+
+from __future__ import annotations
+
+from shardwise.graph import Graph, Kind
+from shardwise.oracle.kernels import WEIGHTED
+from shardwise.oracle.search.space import Candidate
+from shardwise.plan import Split, Way
+
+
+class Legality:
+    """Say why a candidate cannot be used, in words; empty if it can."""
+
+    def __init__(self, graph: Graph) -> None:
+        inputs = [layer.shape for layer in graph.inputs]
+        self.extents = max(inputs, key=len)[2:] if inputs else ()
+        weighted = [layer for layer in graph if layer.kind in WEIGHTED]
+        self.layers = sum(1 for layer in graph if layer.kind is not Kind.INPUT)
+        self.most = {
+            Way.FILTER: max((layer.shape[_features(layer.kind)] for layer in weighted), default=0),
+            Way.CHANNEL: max(
+                (layer.operands[0].spec.shape[_features(layer.kind)] for layer in weighted), default=0
+            ),
+        }
+
+    def of_split(self, split: Split) -> str:
+        """Say why no stage can be split this way."""
+        if split.way is Way.SPATIAL:
+            if len(split.grid) > len(self.extents):
+                return f"images have {len(self.extents)} spatial dimensions, the grid {split} has more"
+            for n, parts in zip(self.extents, split.grid, strict=False):
+                if parts > n:
+                    return f"{parts} tiles along {n} pixels"
+        if split.way in self.most and split.width > self.most[split.way]:
+            what = "filters" if split.way is Way.FILTER else "channels"
+            return f"no layer has the {split.width} {what} that {split} needs"
+        return ""
+
+    def of(self, c: Candidate, batch: int) -> str:
+        """Say why a candidate cannot be used."""
+        if c.stages > self.layers:
+            return f"{c.stages} stages for {self.layers} layers"
+        shares = c.data * c.parts
+        if shares > batch:
+            return f"{batch} samples for {shares} shares (replicas x micro-batches)"
+        return ""
+
+
+def _features(kind: Kind) -> int:
+    return -1 if kind is Kind.LINEAR else 1

@@ -1,0 +1,126 @@
+"""The answer of a search: plans best first, what was refused and why, and how many were looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from shardwise.oracle.prediction import Prediction, seconds_text
+from shardwise.plan import Plan
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One plan with what the search found; `prediction` is worked out in full when it is asked for."""
+
+    plan: Plan
+    step_seconds: float
+    batch: int
+    peak_bytes: float
+    ranks: int
+    ask: Callable[[Plan], Prediction] = field(repr=False, compare=False)
+    words: str = ""
+
+    @property
+    def samples_per_second(self) -> float:
+        """Return the throughput."""
+        return self.batch / self.step_seconds if self.step_seconds else float("inf")
+
+    @property
+    def cost(self) -> float:
+        """Return the device-seconds of one step."""
+        return self.ranks * self.step_seconds
+
+    @property
+    def bottleneck(self) -> str:
+        """Say what limits the step: in the search's own words, or from the full prediction."""
+        return self.words or self.prediction.bottleneck
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Return the whole prediction, with breakdown, timeline and bottleneck."""
+        return self.ask(self.plan)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A plan, or all plans with some split, that cannot be used, and why."""
+
+    plan: str
+    reason: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many plans there were, and what became of them."""
+
+    enumerated: int = 0
+    refused: int = 0
+    pruned: int = 0
+    simulated: int = 0
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Plans best first; iterate, index, or print it as a table.
+
+    Args:
+        entries: best first by the objective.
+        front: the plans that no other simulated plan beats in both time and memory.
+        refused: with reasons.
+        counts: enumerated = refused + pruned + simulated.
+        objective: what "best" means.
+        machine: its name.
+        ranks: how many there were.
+        memory_bytes: the limit per rank.
+    """
+
+    entries: tuple[Entry, ...]
+    front: tuple[Entry, ...]
+    refused: tuple[Refused, ...]
+    counts: Counts
+    objective: str = "time"
+    machine: str = ""
+    ranks: int = 0
+    memory_bytes: float = 0.0
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, index: int) -> Entry:
+        return self.entries[index]
+
+    @property
+    def best(self) -> Entry:
+        """Return the best plan."""
+        if not self.entries:
+            reasons = "; ".join(dict.fromkeys(r.reason for r in self.refused[:3]))
+            raise ValueError(f"no plan for {self.ranks} ranks of {self.machine} can be used: {reasons}")
+        return self.entries[0]
+
+    def __str__(self) -> str:
+        rows = [("", "plan", "ranks", "step", "samples/s", "memory")]
+        for i, e in enumerate(self.entries, 1):
+            rows.append(
+                (
+                    str(i),
+                    str(e.plan),
+                    str(e.ranks),
+                    seconds_text(e.step_seconds),
+                    f"{e.samples_per_second:.4g}",
+                    f"{e.peak_bytes / 1e9:.3g} GB",
+                )
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        c = self.counts
+        lines.append(
+            f"{c.enumerated} plans: {c.refused} refused, {c.pruned} cannot be better, "
+            f"{c.simulated} simulated."
+        )
+        return "\n".join(lines)
