@@ -17,11 +17,16 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)   ## capture, ask, train and compare on this machine
 	$(BIN)/python examples/demo.py
 
+# Tests that start ranks of their own need the cores for them; the others share the cores.
+RANKED := tests/runtime tests/faults tests/transparency tests/fit tests/keras
+
 test: lint       ## lint, types, import order and the default test suite (< 10 minutes on 2 cores)
-	$(BIN)/python -m pytest -m "not full"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full" -n 2 $(addprefix --ignore=,$(RANKED)) tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full" $(RANKED)
 
 test-full: lint  ## everything, including the long products
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(addprefix --ignore=,$(RANKED)) tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(RANKED)
 
 lint: $(STAMP)   ## style, types and import order
 	$(BIN)/ruff check .

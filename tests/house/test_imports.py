@@ -17,7 +17,9 @@ def _lint(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _copy(tmp_path: Path) -> Path:
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    shutil.copytree(
+        ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__")
+    )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
