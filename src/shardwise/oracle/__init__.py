@@ -1,5 +1,6 @@
 """How long: time, memory and bottlenecks of a program on a machine."""
 
+from shardwise.oracle.choose import choose
 from shardwise.oracle.events import Event, Kind, Span, simulate
 from shardwise.oracle.kernels import Direction, Estimate, KernelTimes, Roofline, Task
 from shardwise.oracle.predict import Oracle, predict
@@ -19,6 +20,7 @@ __all__ = [
     "Span",
     "StagePrice",
     "Task",
+    "choose",
     "predict",
     "predict_stage_step",
     "price_stage",

@@ -59,6 +59,16 @@ class Prediction:
         return int(max((sum(m.values()) for m in self.peak_bytes_by_category), default=0.0))
 
     @property
+    def step_bytes(self) -> int:
+        """Return what a step needs beyond what is there before it, on the rank that needs most.
+
+        This is what an allocator's peak over one step shows: activations, gradients and messages, without
+        weights, optimizer state and the buffers that are made once.
+        """
+        names = ("activations", "gradients", "messages")
+        return int(max((sum(m.get(n, 0.0) for n in names) for m in self.peak_bytes_by_category), default=0.0))
+
+    @property
     def verdict(self) -> str:
         """Say whether it fits: `fits`, `tight` (within a tenth of the limit) or `does not fit`."""
         if self.peak_bytes > self.memory_bytes:

@@ -58,11 +58,12 @@ class LayerClass:
 
 @dataclass
 class Classes:
-    """The layers of a network under one split: which class each belongs to."""
+    """The layers of a network under one split: which class each belongs to, and how many each has."""
 
     split: Split
     classes: list[LayerClass] = field(default_factory=list)
     of: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    counts: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
 
 
 class Sorter:
@@ -122,6 +123,7 @@ class Sorter:
                 result.classes.append(self._class(i, homes, outs, fresh, new, own, split.width))
             of.append(known[key])
         result.of = np.array(of, dtype=np.intp)
+        result.counts = np.bincount(result.of, minlength=len(result.classes))
         return result
 
     def _homes(self, split: Split) -> tuple[list[Home], list[int]]:

@@ -67,6 +67,7 @@ class Coarse:
         self.crossing = np.array(crossing_bytes(graph), dtype=np.float64)
         self.batch = graph.batch
         self._last: tuple[Candidate, dict[str, Floats]] | None = None
+        self._totals: dict[tuple[Split, str, int, int], float] = {}
         self._known_tails: dict[tuple[object, ...], float] = {}
         self._cuts: dict[tuple[object, ...], tuple[int, ...]] = {}
 
@@ -83,18 +84,19 @@ class Coarse:
 
     def bound(self, c: Candidate) -> float:
         """Return seconds that the candidate cannot beat, wherever the network is cut."""
-        first, rest = self.pair(c)
-        both = first.both
+        samples = self.samples(c)
+        if c.singles:
+            # Each layer may be on either side of the cut.
+            least = self.tables.least(c.split, c.halo, samples)
+            return _any_cut(c, least, least / c.stages)
+        key = (c.split, c.halo, samples, c.data)
+        if key not in self._totals:
+            self._totals[key] = self.tables.total(*key)
+        total = self._totals[key]
         if c.stages == 1:
-            tail = self._reduce_seconds(c, float(first.trained[-1]), c.split)
-            return c.parts * float(both[-1]) + tail
-        if rest is None:
-            return float(_any_cut(c, both[-1:], both[-1:] / c.stages)[0])
-        behind = rest.both[-1] - rest.both
-        total = both + behind
-        if is_bidirectional(c.schedule):
-            return float(_any_cut(c, total, total / c.stages)[1:-1].min())
-        return float(_any_cut(c, total, np.maximum(both, behind / c.singles))[1:-1].min())
+            trained = self.tables.totals(c.split, c.halo)[1]
+            return c.parts * total + self._reduce_seconds(c, trained, c.split)
+        return _any_cut(c, total, total / c.stages)
 
     def closer_bound(self, c: Candidate) -> float:
         """Return seconds that the candidate cannot beat when the network is cut as the runtime cuts it."""
@@ -105,21 +107,19 @@ class Coarse:
         if not is_bidirectional(c.schedule):
             return float(np.max(before + c.parts * times + tails))
         both = (times + times[::-1]) * c.parts / 2 + tails
-        way = float(_any_cut(c, np.asarray(np.sum(times)), np.zeros(())))
+        way = _any_cut(c, float(np.sum(times)), 0.0)
         if c.schedule == "bidirectional":
             way = max(way, float(np.max(before + c.parts / 2 * times)))
         return max(way + float(tails.min()), float(np.max(both)))
 
     def least_bytes(self, c: Candidate) -> float:
         """Return bytes that the fullest rank cannot go below, wherever the network is cut."""
-        first, rest = self.pair(c)
-        state = 2 + self.slots
-        per_stage = first.saved[-1] + state * first.trained[-1]
-        if rest is not None:
-            behind = (rest.saved[-1] - rest.saved) / c.singles
-            per_stage = float(np.min(np.maximum(first.saved, behind)))
-            return self.machine.device.baseline_bytes + per_stage
-        return self.machine.device.baseline_bytes + float(per_stage) / c.stages
+        share = self.samples(c) / self.batch
+        saved, trained = self.tables.totals(c.split, c.halo)
+        if c.singles:
+            saved, trained = min(saved, self.tables.totals(_WHOLE, "layer")[0]), 0.0
+        each = (saved * share + (2 + self.slots) * trained) / c.stages
+        return self.machine.device.baseline_bytes + each
 
     def cuts(self, c: Candidate) -> tuple[int, ...]:
         """Return where the runtime would cut."""
@@ -222,11 +222,11 @@ def _splits(c: Candidate) -> list[Split]:
     return [c.split] * c.count + [_WHOLE] * c.singles
 
 
-def _any_cut(c: Candidate, total: Floats, share: Floats) -> Floats:
+def _any_cut(c: Candidate, total: float, share: float) -> float:
     """Return what no cut can beat: `total` are seconds of a micro-batch, `share` of its slowest stage."""
     if c.schedule in ("gems-mast", "gems-master"):
         rounds, parts = c.parts // c.micro_batches, c.micro_batches
     else:
         rounds, parts = 2, c.parts // 2 if c.schedule == "bidirectional" else c.parts
     way = total / (1 - (1 - 1 / parts) ** c.stages) if parts > 1 else total
-    return np.maximum(rounds / 2 * way, c.parts * share)
+    return max(rounds / 2 * way, c.parts * share)

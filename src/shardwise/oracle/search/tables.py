@@ -17,6 +17,8 @@ from shardwise.oracle.search.many import ManyRooflines
 from shardwise.plan import Split
 
 Floats = NDArray[np.float64]
+_WHOLE = Split()
+_MOST_TABLES = 256
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,35 @@ class Tables:
         self._sizes: dict[tuple[Split, str], tuple[Floats, Floats, Floats, Floats, float]] = {}
         self._tables: dict[tuple[Split, str, int, int], Table] = {}
         self._many: dict[int, ManyRooflines] = {}
+        self._least: dict[tuple[Split, str, int], float] = {}
+        self._whole: dict[tuple[Split, str], tuple[float, float]] = {}
         self._kernel: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def table(self, split: Split, halo: str, samples: int, replicas: int) -> Table:
         """Return the sums for micro-batches of so many samples, with statistics over so many replicas."""
         key = (split, halo, samples, replicas)
-        if key not in self._tables:
-            self._tables[key] = self._table(*key)
+        found = self._tables.pop(key, None)
+        # Tables are as long as the network; those that were asked for last are kept.
+        self._tables[key] = found if found is not None else self._table(*key)
+        if len(self._tables) > _MOST_TABLES:
+            del self._tables[next(iter(self._tables))]
         return self._tables[key]
+
+    def total(self, split: Split, halo: str, samples: int, replicas: int) -> float:
+        """Return the seconds of one micro-batch through all layers, both ways."""
+        there, back = self._statistics_of(split, halo, replicas)
+        forward, backward = self._prices_of(split, halo, samples)
+        return float(self.classes(split, halo).counts @ (forward + backward + there + back))
+
+    def least(self, split: Split, halo: str, samples: int) -> float:
+        """Return the seconds through all layers when each takes the better of this split and none."""
+        key = (split, halo, samples)
+        if key not in self._least:
+            pairs = [(self.classes(split, halo), self._prices_of(split, halo, samples))]
+            pairs.append((self.classes(_WHOLE, "layer"), self._prices_of(_WHOLE, "layer", samples)))
+            each = [(forward + backward)[found.of] for found, (forward, backward) in pairs]
+            self._least[key] = float(np.minimum(*each).sum())
+        return self._least[key]
 
     def classes(self, split: Split, halo: str) -> Classes:
         """Return the classes of layers under a split."""
@@ -69,27 +92,35 @@ class Tables:
             self._classes[split, halo] = self.sorter.sort(split, halo)
         return self._classes[split, halo]
 
+    def totals(self, split: Split, halo: str) -> tuple[float, float]:
+        """Return the bytes of all layers on one rank: saved for the whole mini-batch, and trained."""
+        found = self.classes(split, halo)
+        if (split, halo) not in self._whole:
+            saved = np.array([c.saved for c in found.classes])
+            trained = np.array([c.trained for c in found.classes])
+            self._whole[split, halo] = (float(found.counts @ saved), float(found.counts @ trained))
+        return self._whole[split, halo]
+
+    def _prices_of(self, split: Split, halo: str, samples: int) -> tuple[Floats, Floats]:
+        key = (split, halo, samples)
+        if key not in self._prices:
+            self._prices[key] = self._price(self.classes(split, halo), samples)
+        return self._prices[key]
+
+    def _statistics_of(self, split: Split, halo: str, replicas: int) -> tuple[Floats, Floats]:
+        key = (split, halo, replicas)
+        if key not in self._statistics:
+            self._statistics[key] = self._reduce(self.classes(split, halo), replicas)
+        return self._statistics[key]
+
     def _table(self, split: Split, halo: str, samples: int, replicas: int) -> Table:
         sorted_ = self.classes(split, halo)
-        if (split, halo, samples) not in self._prices:
-            forward, backward = self._price(sorted_, samples)
-            self._prices[split, halo, samples] = self._sums(sorted_, forward), self._sums(sorted_, backward)
-        forward, backward = self._prices[split, halo, samples]
-        if (split, halo, replicas) not in self._statistics:
-            there, back = self._reduce(sorted_, replicas)
-            self._statistics[split, halo, replicas] = self._sums(sorted_, there), self._sums(sorted_, back)
-        there, back = self._statistics[split, halo, replicas]
+        forward, backward = self._prices_of(split, halo, samples)
+        there, back = self._statistics_of(split, halo, replicas)
         share = samples / self.batch
         saved, weights, trained, parcels, largest = self._bytes(split, halo)
-        return Table(
-            forward + there,
-            backward + back,
-            saved * share,
-            weights,
-            trained,
-            parcels * share,
-            largest * share,
-        )
+        ahead, behind = self._sums(sorted_, forward + there), self._sums(sorted_, backward + back)
+        return Table(ahead, behind, saved * share, weights, trained, parcels * share, largest * share)
 
     def _bytes(self, split: Split, halo: str) -> tuple[Floats, Floats, Floats, Floats, float]:
         """Return the sums of bytes for the whole mini-batch."""
