@@ -10,7 +10,7 @@ from torch import Tensor
 
 import keras
 from shardwise.graph.keras import KerasModule
-from shardwise.graph.keras.module import flat_inputs
+from shardwise.graph.keras.module import flat_inputs, input_symbols
 from shardwise.graph.trace import leaves, transform
 from shardwise.keras.loss import KerasLoss, check_losses, structure_of
 from shardwise.keras.optimizer import LocalOptimizer
@@ -35,7 +35,7 @@ class Steps:
         self.structure = structure_of((y, weight))
         shares = plan.data * micro_batches_of(plan)
         check_losses(model, shares, weight is not None)
-        self.gathers = bool(_metrics(model)) or keras.tree.is_nested(model.output)
+        self.gathers = bool(_metrics(model)) or keras.tree.is_nested(y)
         self.loss = KerasLoss(model, self.structure, keeps=self.gathers)
         inputs = tuple(inputs_of(model, data))
         self.trainer = Trainer(
@@ -117,7 +117,12 @@ def inputs_of(model: Any, data: Any) -> list[Tensor]:
     """Return the inputs of a mini-batch in the order and precision that the model wants."""
     x, _, _ = unpack_x_y_sample_weight(data)
     result = []
-    for tensor, wanted in zip(flat_inputs(model, x), model.inputs, strict=True):
+    symbols = input_symbols(model)
+    for i, tensor in enumerate(flat_inputs(model, x)):
+        if symbols is None:
+            result.append(keras.ops.convert_to_tensor(tensor))
+            continue
+        wanted = symbols[i]
         tensor = keras.ops.convert_to_tensor(tensor, dtype=wanted.dtype)
         if tensor.ndim == len(wanted.shape) - 1 and wanted.shape[-1] == 1:
             tensor = tensor.unsqueeze(-1)

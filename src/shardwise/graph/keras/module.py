@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from keras.src.ops.function import Function
 from torch import Tensor, nn
 
 import keras
@@ -49,12 +50,10 @@ class KerasModule(Foreign):
 
     def forward(self, *inputs: Tensor) -> Any:
         """Call the Keras model on its inputs, in the order of `model.inputs`."""
-        packed = inputs[0] if len(inputs) == 1 else keras.tree.pack_sequence_as(self._structure(), inputs)
-        return self.model(packed, training=self.training)
-
-    def _structure(self) -> Any:
-        structure = getattr(self.model, "_inputs_struct", None)
-        return structure if structure is not None else self.model._functional._inputs_struct
+        if len(inputs) == 1:
+            return self.model(inputs[0], training=self.training)
+        structure = self.model._inputs_struct if isinstance(self.model, Function) else list(inputs)
+        return self.model(keras.tree.pack_sequence_as(structure, inputs), training=self.training)
 
     def flatten(self, inputs: Any) -> list[Any]:
         """Return inputs in the order of `model.inputs`: one tensor, a sequence, or a dict by input name."""
@@ -63,9 +62,10 @@ class KerasModule(Foreign):
     def read(self, inputs: Any) -> Example:
         """Return an example of the model's arguments."""
         flat = self.flatten(inputs)
-        names = tuple(tensor.name for tensor in self.model.inputs)
+        symbols = input_symbols(self.model)
+        names = tuple(f"input{i}" if symbols is None else symbols[i].name for i in range(len(flat)))
         specs: Sequence[TensorSpec] = [t if isinstance(t, TensorSpec) else spec_of(t) for t in flat]
-        for name, spec, wanted in zip(names, specs, self.model.inputs, strict=True):
+        for name, spec, wanted in zip(names, specs, symbols or specs, strict=True):
             if spec.dtype != str(wanted.dtype):
                 raise CaptureError(f"input {name!r} is {spec.dtype}, the model wants {wanted.dtype}")
         tensors = tuple(None if isinstance(t, TensorSpec) else t for t in flat)
@@ -78,9 +78,19 @@ class KerasModule(Foreign):
         return capture_keras(self, self.read(example), training=training, check=check)
 
 
+def input_symbols(model: Any) -> list[Any] | None:
+    """Return Keras's symbols of a model's inputs in order, or None for a model that has no graph."""
+    if isinstance(model, (Function, keras.Sequential)):
+        return list(model.inputs)
+    return None
+
+
 def flat_inputs(model: Any, inputs: Any) -> list[Any]:
     """Return inputs in the order of `model.inputs`: one tensor, a sequence, or a dict by input name."""
-    names = [tensor.name for tensor in model.inputs]
+    symbols = input_symbols(model)
+    if symbols is None:
+        return [inputs] if isinstance(inputs, (Tensor, TensorSpec)) else list(keras.tree.flatten(inputs))
+    names = [symbol.name for symbol in symbols]
     if isinstance(inputs, Mapping):
         missing = [name for name in names if name not in inputs]
         if missing:

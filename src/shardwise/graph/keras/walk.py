@@ -102,10 +102,16 @@ class _Walker:
             named["training"] = self.scribe.training
         try:
             outputs = layer.call(*positional, **named)
-            return Function(symbols, outputs)
+            function = Function(symbols, outputs)
         except Exception as error:  # whatever the user's code does with symbols, the layer then runs whole
             self.refusal = first_line(error)
             return None
+        hidden = _hidden_variables(layer, function)
+        if hidden:
+            # What the layer computed from them is a constant in this graph, and would not be trained.
+            self.refusal = f"its variables {hidden} are used outside of Keras's graph"
+            return None
+        return function
 
     def run(self, function: Any, flows: Sequence[Flow], prefix: str) -> Any:
         """Write the steps of a graph; return its outputs in Keras's structure."""
@@ -184,6 +190,7 @@ class _Walker:
 
         template = keras.tree.map_structure(slot, (tuple(args), dict(kwargs)))
         held = {id(v) for v in getattr(operation, "variables", ())}
+        held |= {id(v) for v in keras.tree.flatten(template) if isinstance(v, keras.Variable)}
         entries = tuple(e for e in self.scribe.module.variables if id(e.variable) in held)
         target = KerasCall(operation, template[0], template[1], len(flows), entries)
         weights = [Weight(entry.name) for entry in entries]
@@ -200,6 +207,19 @@ class _Walker:
             return keras.KerasTensor(item.shape, dtype=item.dtype) if isinstance(item, Flow) else item
 
         return keras.tree.map_structure(leaf, tree)
+
+
+def _hidden_variables(layer: Any, function: Any) -> list[str]:
+    """Return the variables of a layer that its graph neither shows nor leaves to a layer inside."""
+    shown: set[int] = set()
+    for node in (node for nodes in function._nodes_by_depth.values() for node in nodes):
+        if node.is_input:
+            continue
+        if isinstance(node.operation, keras.layers.Layer):
+            shown.update(id(v) for v in node.operation.variables)
+        arguments = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+        shown.update(id(a) for a in arguments if isinstance(a, keras.Variable))
+    return [v.path for v in layer.variables if id(v) not in shown]
 
 
 def _pick(nested: Any, index: int) -> Any:

@@ -84,10 +84,12 @@ def _elu(scribe: Scribe, layer: Any, x: Flow) -> Flow:
 
 @rule(layers.PReLU)
 def _prelu(scribe: Scribe, layer: Any, x: Flow) -> Flow:
-    if layer.alpha.ndim != 1:
-        raise Opaque("PReLU with a slope for each position")
-    x = scribe.order(x, moved=True)
-    return x.made(scribe.add(F.prelu, x.ref, scribe.weight(layer.alpha)))
+    # Slopes may be shared along any dimensions, so this is Keras's own formula: relu(x) - alpha * relu(-x).
+    x = scribe.order(x, moved=False)
+    above = scribe.add(F.relu, x.ref, part="above")
+    below = scribe.add(F.relu, scribe.add(torch.neg, x.ref, part="negative"), part="below")
+    scaled = scribe.add(torch.mul, below, scribe.weight(layer.alpha), part="scaled")
+    return x.made(scribe.add(torch.sub, above, scaled))
 
 
 @rule(layers.Softmax)

@@ -92,9 +92,7 @@ def _rescaling(scribe: Scribe, layer: Any, x: Flow) -> Flow:
 def _normalization(scribe: Scribe, layer: Any, x: Flow) -> Flow:
     if layer.invert or layer.mean is None:
         raise Opaque("normalisation that is inverted or not adapted yet")
-    mean, variance = (
-        torch.from_numpy(np.asarray(keras.ops.convert_to_numpy(v))) for v in (layer.mean, layer.variance)
-    )
+    mean, variance = (keras.ops.convert_to_tensor(v).detach() for v in (layer.mean, layer.variance))
     dtype = getattr(torch, layer.compute_dtype)
     deviation = torch.maximum(variance.to(dtype).sqrt(), torch.tensor(keras.config.epsilon(), dtype=dtype))
     if x.dtype != layer.compute_dtype:

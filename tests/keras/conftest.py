@@ -1,0 +1,16 @@
+"""Keras on torch, one thread."""
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,182 @@
+"""What each rank does in the tests of Keras models."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# A rank finds this file by its path alone; the models choose Keras's backend.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import keras_models
+import numpy as np
+import torch
+from keras_models import double_precision, random_inputs
+
+import keras
+import shardwise as sw
+from shardwise.graph.keras import wrap
+from shardwise.graph.trace import leaves
+
+Logs = dict[str, list[float]]
+
+
+def step_difference(name: str, plan: str, batch: int) -> float:
+    """Train one step under a plan; return how far loss, gradients and averages are from Keras's own."""
+    make, shapes = keras_models.MODELS[name]
+    with double_precision(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        models = []
+        for _ in range(2):
+            keras.utils.set_random_seed(1)
+            models.append(make())
+        model, reference = models
+        for layer in (*model._flatten_layers(), *reference._flatten_layers()):
+            if isinstance(layer, keras.layers.SpatialDropout2D):
+                layer.rate = 0  # masks are drawn differently
+        inputs = random_inputs(tuple((batch, *shape[1:]) for shape in shapes))
+        target = torch.linspace(-1, 1, batch, dtype=torch.float64)
+        trainer = sw.Trainer(model, (tuple(inputs), target), plan, loss=loss)
+        value = trainer.step(tuple(inputs), target)
+        module = wrap(reference)
+        module.train()
+        wanted = loss(module(*inputs), target)
+        wanted.backward()
+        gradients, state = trainer.gradients(), trainer.state_dict()
+        names = [entry.name for entry in wrap(model).variables]
+    pairs = [(torch.tensor(value, dtype=torch.float64), wanted.detach())]
+    for entry, own in zip(module.variables, names, strict=True):
+        if entry.is_trained:
+            pairs.append((gradients[own], entry.view.apply(entry.variable.value.grad)))
+        elif own in state and entry.variable.value.is_floating_point():
+            pairs.append((state[own], entry.variable.value.detach()))
+    largest = max(float(b.abs().max()) for _, b in pairs)
+    return max(float((a - b).abs().max()) / max(float(b.abs().max()), 1e-6 * largest) for a, b in pairs)
+
+
+def loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
+    """Return a mean over samples that depends on all outputs."""
+    flat = torch.cat([t.flatten(1) for t in leaves(outputs)], 1)
+    return ((flat - target[:, None]) ** 2).mean()
+
+
+def data(samples: int = 24) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(samples, 20, 18, 3)).astype(keras.config.floatx())
+    return x, generator.integers(0, 5, (samples,))
+
+
+def compiled(**settings: Any) -> Any:
+    keras.utils.set_random_seed(settings.pop("seed", 1))
+    model = keras_models.residual(penalty=settings.pop("penalty", 0.0))
+    settings.setdefault("optimizer", keras.optimizers.Adam(1e-3))
+    settings.setdefault("metrics", ["accuracy"])
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), **settings)
+    keras.utils.set_random_seed(7)
+    return model
+
+
+def histories(
+    plan: str, case: str = "plain", *, double: bool = True, epochs: int = 4
+) -> tuple[Logs, Logs, float]:
+    """Return the histories under a plan and of stock Keras, and how far their predictions are apart."""
+    if double:
+        with double_precision():
+            return _histories(plan, case, epochs)
+    return _histories(plan, case, epochs)
+
+
+def _histories(plan: str, case: str, epochs: int) -> tuple[Logs, Logs, float]:
+    x, y = data()
+    found = []
+    for split in (True, False):
+        compiling, fitting = CASES[case](x, y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = compiled(**compiling)
+            if split:
+                sw.keras.distribute(model, plan)
+            history = model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, **fitting).history
+            found.append((history, model.predict(x, verbose=0)))
+    return found[0][0], found[1][0], float(np.abs(found[0][1] - found[1][1]).max())
+
+
+def _plain(x: Any, y: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {}, {"validation_data": (x[:10], y[:10])}
+
+
+def _weights(x: Any, y: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    metric = keras.metrics.SparseCategoricalAccuracy()
+    return {"weighted_metrics": [metric]}, {"class_weight": {0: 2.0, 1: 1.0, 2: 0.5, 3: 1.0, 4: 3.0}}
+
+
+def _clipped(x: Any, y: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.7)
+    optimizer = keras.optimizers.SGD(schedule, momentum=0.9, global_clipnorm=0.05)
+    return {"optimizer": optimizer, "penalty": 0.01}, {"validation_split": 0.25}
+
+
+def _stopped(x: Any, y: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    callbacks = [
+        keras.callbacks.EarlyStopping("loss", min_delta=0.07, patience=1, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=0.2),
+    ]
+    return {}, {"callbacks": callbacks, "sample_weight": np.linspace(0.5, 1.5, len(x)), "shuffle": False}
+
+
+CASES: dict[str, Callable[[Any, Any], tuple[dict[str, Any], dict[str, Any]]]] = {
+    "plain": _plain,
+    "weights": _weights,
+    "clipped": _clipped,
+    "stopped": _stopped,
+}
+
+
+def two_outputs(plan: str) -> tuple[Logs, Logs]:
+    """Return the histories of a model with two inputs and two weighted losses."""
+    generator = np.random.default_rng(1)
+    x = {name: generator.normal(size=(12, 8, 8, 3)).astype("float32") for name in ("left", "right")}
+    y = {"kind": generator.integers(0, 3, (12,)), "size": generator.normal(size=(12, 1)).astype("float32")}
+    found = []
+    for split in (True, False):
+        keras.utils.set_random_seed(1)
+        model = keras_models.several()
+        model.compile(
+            optimizer="rmsprop",
+            loss={"kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"},
+            loss_weights={"kind": 1.0, "size": 0.3},
+            metrics={"kind": ["accuracy"]},
+        )
+        if split:
+            sw.keras.distribute(model, plan)
+        found.append(model.fit(x, y, batch_size=6, epochs=2, shuffle=False, verbose=0).history)
+    return found[0], found[1]
+
+
+def saved(plan: str, folder: str) -> np.ndarray:
+    """Train under a plan with a checkpoint, save on rank 0, and return the predictions."""
+    x, y = data()
+    model = compiled()
+    checkpoint = keras.callbacks.ModelCheckpoint(str(Path(folder) / "checkpoint-{epoch}.keras"))
+    sw.fit(model, x, y, plan=plan, batch_size=8, epochs=2, verbose=0, callbacks=[checkpoint])
+    if sw.init().rank == 0:
+        model.save(Path(folder) / "model.keras")
+        np.save(Path(folder) / "x.npy", x)
+    predictions: np.ndarray = model.predict(x, verbose=0)
+    return predictions
+
+
+def by_strategy() -> tuple[str, list[str]]:
+    """Return the plan and the stages' first layers of HyPar-Flow's hybrid strategy."""
+    model = compiled()
+    counts = [6, len(model.layers) - 1 - 6]
+    sw.keras.distribute(
+        model, strategy="hybrid", num_partitions=2, num_replicas=2, layers_per_partition=counts
+    )
+    x, y = data(16)
+    model.fit(x, y, batch_size=8, verbose=0)
+    trainer = model._shardwise.trainer
+    return str(trainer.plan), [trainer.graph.layers[cut].name for cut in trainer.cuts]

@@ -1,0 +1,129 @@
+"""Keras models train split as they train unsplit: one step, whole fits, files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from keras_workers import by_strategy, compiled, data, histories, saved, step_difference, two_outputs
+
+import keras
+import shardwise as sw
+from ranks import run_ranks
+from shardwise.keras import plan_of
+from shardwise.plan import PlanError
+
+RELOAD = """
+import os, sys
+os.environ["KERAS_BACKEND"] = "torch"
+import keras, numpy as np
+x = np.load(sys.argv[1] + "/x.npy")
+for name in sys.argv[2:]:
+    model = keras.models.load_model(f"{sys.argv[1]}/{name}.keras")
+    np.save(f"{sys.argv[1]}/{name}.npy", model.predict(x, verbose=0))
+sys.exit("shardwise" in sys.modules or not model.optimizer.built)
+"""
+
+
+@pytest.mark.parametrize("plan", ["stages=2", "spatial=2x1", "data=2", "filter=2"])
+@pytest.mark.parametrize("name", ["residual", "everything"])
+def test_one_step_on_two_ranks_equals_keras(name, plan):
+    assert max(run_ranks(step_difference, 2, args=(name, plan, 4))) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["several", "own_layers", "subclassed"])
+def test_one_step_of_unusual_models_on_two_stages_equals_keras(name):
+    assert max(run_ranks(step_difference, 2, args=(name, "stages=2", 4))) < 1e-9
+
+
+def test_one_step_on_tiled_and_plain_stages_equals_keras():
+    assert max(run_ranks(step_difference, 4, args=("residual", "stages=2x1|1|1", 4))) < 1e-9
+
+
+def distance(found, wanted):
+    assert list(found) == list(wanted)
+    return max(
+        abs(a - b) / max(abs(b), 1e-6) for k in wanted for a, b in zip(found[k], wanted[k], strict=True)
+    )
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("stages=2", 2), ("stages=3", 3), ("spatial=2x1", 2)])
+def test_history_of_four_epochs_equals_stock_fit_to_six_digits(plan, ranks):
+    for found, wanted, apart in run_ranks(histories, ranks, args=(plan,), deadline=120):
+        assert distance(found, wanted) < 1e-6
+        assert apart < 1e-5
+
+
+@pytest.mark.parametrize("case", ["weights", "clipped", "stopped"])
+def test_weights_schedules_clipping_penalties_and_callbacks_are_keras_own(case):
+    for found, wanted, _ in run_ranks(histories, 2, args=("stages=2", case), deadline=120):
+        assert distance(found, wanted) < 1e-6
+
+
+def test_history_in_single_precision_is_close():
+    for found, wanted, _ in run_ranks(histories, 2, args=("stages=2", "plain"), kwargs={"double": False}):
+        assert distance(found, wanted) < 1e-3
+
+
+def test_two_stages_with_two_replicas_equal_two_replicas():
+    hybrid = run_ranks(histories, 4, args=("data=2 stages=2",), kwargs={"epochs": 2}, deadline=120)[0][0]
+    replicas = run_ranks(histories, 2, args=("data=2",), kwargs={"epochs": 2}, deadline=120)[0][0]
+    assert distance(hybrid, replicas) < 1e-6
+
+
+def test_one_process_trains_like_stock_fit():
+    found, wanted, apart = histories("data=1", epochs=2)
+    assert distance(found, wanted) < 1e-6
+    assert apart < 1e-5
+
+
+def test_losses_and_metrics_of_several_outputs_are_keras_own():
+    for found, wanted in run_ranks(two_outputs, 2, args=("stages=2",)):
+        assert distance(found, wanted) < 1e-3
+
+
+def test_saved_models_reload_without_shardwise_and_predict_the_same(tmp_path):
+    predictions = run_ranks(saved, 2, args=("stages=2", str(tmp_path)), deadline=120)
+    np.testing.assert_array_equal(predictions[0], predictions[1])
+    names = ("model", "checkpoint-2")
+    command = [sys.executable, "-c", RELOAD, str(tmp_path), *names]
+    assert subprocess.run(command, check=False).returncode == 0
+    for name in names:
+        np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), predictions[0], rtol=1e-5, atol=1e-6)
+
+
+def test_hypar_flow_strategy_cuts_where_it_is_told():
+    plan, cuts = run_ranks(by_strategy, 4)[0]
+    assert "data=2" in plan
+    assert [name.partition("_")[0] for name in cuts] == ["add"]
+
+
+def test_strategies_are_plans():
+    assert str(plan_of("hybrid", num_partitions=4, num_replicas=2)) == str(sw.Plan.parse("data=2 stages=4"))
+    with pytest.raises(PlanError, match="hybrid"):
+        plan_of("data", num_partitions=2)
+
+
+def test_a_distributed_model_is_stock_again_when_told():
+    model = compiled()
+    stock = type(model).fit
+    sw.keras.distribute(model, "data=1")
+    assert "fit" in vars(model)
+    sw.keras.undistribute(model)
+    assert model.fit.__func__ is stock
+
+
+def test_what_cannot_be_split_is_refused_with_its_name():
+    class Own(keras.Model):
+        def train_step(self, data):
+            return {}
+
+    start = keras.Input((20, 18, 3))
+    end = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(5, 3)(start))
+    model = sw.keras.distribute(Own(start, end), "data=1")
+    model.compile(optimizer="sgd", loss="mse")
+    x, _ = data(4)
+    with pytest.raises(ValueError, match="train_step"):
+        model.fit(x, np.zeros((4, 5)), verbose=0)
