@@ -66,6 +66,7 @@ def entry_cuts(shape: tuple[int, ...], split: Split) -> Cuts:
 
 
 def home_of(layer: Layer, homes: Mapping[str, Home], split: Split, tail: str) -> Home:
+    """Return where the value of one layer lives, given the homes of what it reads."""
     if len(layer.outputs) != 1:
         return Home(Cuts.none(layer.outputs[0].shape), again=True)
     values = [o for o in layer.operands if o.origin is Source.VALUE]
