@@ -66,6 +66,14 @@ class Classes:
     counts: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the operands of a layer are: their homes, and what an inner rank has of them."""
+
+    homes: list[Home]
+    boxes: list[Box]
+
+
 class Sorter:
     """Sort the layers of one network for many splits."""
 
@@ -77,6 +85,14 @@ class Sorter:
         positions = {layer.name: i for i, layer in enumerate(self.layers)}
         self.sources = [
             [positions[o.source] for o in layer.operands if o.origin is Source.VALUE] for layer in self.layers
+        ]
+        self.saves = [
+            (*[self.layers[s].name in layer.saves for s in found], layer.name in layer.saves)
+            for layer, found in zip(self.layers, self.sources, strict=True)
+        ]
+        self.widens = [
+            layer.kind is not Kind.INPUT and layer.op not in ("group_norm", "instance_norm")
+            for layer in self.layers
         ]
         self.grads = self._grads()
         self.positions = self._positions()
@@ -99,93 +115,122 @@ class Sorter:
     def sort(self, split: Split, halo: str) -> Classes:
         """Return the classes under a split."""
         split = fitted(self.graph, split)
-        homes, home_ids = self._homes(split)
-        outs = self._outs(homes, home_ids, halo)
-        result, known = Classes(split), {}
-        of, brought, kept = [], set[tuple[object, ...]](), set[tuple[object, ...]]()
-        for i, layer in enumerate(self.layers):
-            fresh, new = [], []
-            for s in self.sources[i]:
-                reader = (s, homes[i].cuts.dims, homes[i].sums)
-                fresh.append(reader not in brought)
+        homes, ids = self._homes(split)
+        dims = [hash((home.cuts.dims, home.sums)) for home in homes]
+        boxes, outs = self._outs(homes, ids, halo)
+        result, known = Classes(split), dict[tuple[object, ...], int]()
+        of, brought, kept = [], set[tuple[int, int]](), set[tuple[int, bool]]()
+        for i, sources in enumerate(self.sources):
+            here, saves = dims[ids[i]], self.saves[i]
+            flags = []
+            for s, named in zip(sources, saves, strict=False):
+                reader = (s, here)
+                flags.append(reader not in brought)
                 brought.add(reader)
-                value = (s, homes[i].cuts.dims != homes[s].cuts.dims)
-                new.append(self.layers[s].name in layer.saves and value not in kept)
-                if new[-1]:
+                value = (s, here != dims[ids[s]])
+                flags.append(named and value not in kept)
+                if flags[-1]:
                     kept.add(value)
-            own = layer.name in layer.saves and (i, False) not in kept
+            own = saves[-1] and (i, False) not in kept
             if own:
                 kept.add((i, False))
-            key = (self.kinds[i], home_ids[i], outs[i], tuple(home_ids[s] for s in self.sources[i]),
-                   tuple(outs[s] for s in self.sources[i]), (*fresh, *new), own, self.grads[i])  # fmt: skip
-            if key not in known:
-                known[key] = len(result.classes)
-                result.classes.append(self._class(i, homes, outs, fresh, new, own, split.width))
-            of.append(known[key])
+            key = (self.kinds[i], outs[i], ids[i], self.grads[i], own, *flags)
+            for s in sources:
+                key += (ids[s], outs[s])
+            number = known.get(key)
+            if number is None:
+                number = known[key] = len(result.classes)
+                placed = _Place([homes[ids[s]] for s in sources], [boxes[outs[s]] for s in sources])
+                made = self._class(i, homes[ids[i]], boxes[outs[i]], placed, flags, own, split.width)
+                result.classes.append(made)
+            of.append(number)
         result.of = np.array(of, dtype=np.intp)
         result.counts = np.bincount(result.of, minlength=len(result.classes))
         return result
 
     def _homes(self, split: Split) -> tuple[list[Home], list[int]]:
-        """Return the home of every value; layers of one kind with equal inputs are asked for once."""
-        known: dict[tuple[object, ...], Home] = {}
+        """Return the distinct homes, and which one every value has; equal layers are asked for once."""
+        known: dict[tuple[int, ...], int] = {}
         numbers: dict[Home, int] = {}
         homes: list[Home] = []
         ids: list[int] = []
-        for i, layer in enumerate(self.layers):
-            key = (self.kinds[i], *(ids[s] for s in self.sources[i]))
-            if key not in known:
+        for i, sources in enumerate(self.sources):
+            key = (self.kinds[i], *[ids[s] for s in sources])
+            number = known.get(key)
+            if number is None:
+                layer = self.layers[i]
                 if layer.kind is Kind.INPUT:
-                    known[key] = Home(entry_cuts(layer.shape, split))
+                    home = Home(entry_cuts(layer.shape, split))
                 else:
-                    around = {self.layers[s].name: homes[s] for s in self.sources[i]}
-                    known[key] = home_of(layer, around, split, "replicate")
-            home = known[key]
-            homes.append(home)
-            ids.append(numbers.setdefault(home, len(numbers)))
+                    around = {self.layers[s].name: homes[ids[s]] for s in sources}
+                    home = home_of(layer, around, split, "replicate")
+                if home not in numbers:
+                    numbers[home] = len(homes)
+                    homes.append(home)
+                number = known[key] = numbers[home]
+            ids.append(number)
         return homes, ids
 
-    def _outs(self, homes: Sequence[Home], ids: Sequence[int], halo: str) -> list[Box]:
-        """Return which box of every value an inner rank makes: its home, or more where chains are fused."""
-        boxes: dict[int, Box] = {}
-        own = [boxes.setdefault(ids[i], _inner(home)) for i, home in enumerate(homes)]
+    def _outs(self, homes: Sequence[Home], ids: Sequence[int], halo: str) -> tuple[list[Box], list[int]]:
+        """Return the distinct boxes, and which one of every value an inner rank makes.
+
+        That is its part of the home, or more where chains are fused.
+        """
+        boxes = [_inner(home) for home in homes]
+        outs = list(ids)
         if halo == "layer":
-            return own
-        outs, wanted = list(own), dict[int, Box]()
-        memo: dict[tuple[object, ...], list[Box]] = {}
+            return boxes, outs
+        numbers: dict[Box, int] = {}
+        for number, box in enumerate(boxes):
+            numbers.setdefault(box, number)
+        wanted: dict[int, int] = {}
+        wider: dict[tuple[int, int], int] = {}
+        needs: dict[tuple[int, int], list[int]] = {}
+        hulls: dict[tuple[int, int], int] = {}
+        dims = [home.cuts.dims for home in homes]
+
+        def number_of(box: Box) -> int:
+            if box not in numbers:
+                numbers[box] = len(boxes)
+                boxes.append(box)
+            return numbers[box]
+
         for i in range(len(self.layers) - 1, -1, -1):
-            layer, home = self.layers[i], homes[i]
-            if i in wanted and not home.sums and layer.kind is not Kind.INPUT:
-                wide = own[i].hull(wanted[i])
-                if 4 * wide.size <= 5 * own[i].size and layer.op not in ("group_norm", "instance_norm"):
-                    outs[i] = wide
-            if home.sums:
+            home = homes[ids[i]]
+            if home.sums or not dims[ids[i]]:
                 continue
-            key = (self.kinds[i], outs[i])
-            if key not in memo:
-                memo[key] = [
-                    needed(o.access, o.spec.shape, outs[i])
-                    for o in layer.operands
-                    if o.origin is Source.VALUE
-                ]
-            for s, box in zip(self.sources[i], memo[key], strict=True):
-                if homes[s].cuts.dims == home.cuts.dims and home.cuts.dims:
-                    wanted[s] = wanted[s].hull(box) if s in wanted else box
-        return outs
+            if i in wanted and self.widens[i]:
+                state = (ids[i], wanted[i])
+                if state not in wider:
+                    wide = boxes[ids[i]].hull(boxes[wanted[i]])
+                    pays = 4 * wide.size <= 5 * boxes[ids[i]].size
+                    wider[state] = number_of(wide) if pays else ids[i]
+                outs[i] = wider[state]
+            place = (self.kinds[i], outs[i])
+            if place not in needs:
+                values = [o for o in self.layers[i].operands if o.origin is Source.VALUE]
+                needs[place] = [number_of(needed(o.access, o.spec.shape, boxes[outs[i]])) for o in values]
+            for s, number in zip(self.sources[i], needs[place], strict=True):
+                if dims[ids[s]] == dims[ids[i]]:
+                    pair = (wanted.get(s, number), number)
+                    if pair not in hulls:
+                        hulls[pair] = number_of(boxes[pair[0]].hull(boxes[pair[1]]))
+                    wanted[s] = hulls[pair]
+        return boxes, outs
 
     def _class(
         self,
         i: int,
-        homes: Sequence[Home],
-        outs: Sequence[Box],
-        fresh: Sequence[bool],
-        new: Sequence[bool],
+        home: Home,
+        made_box: Box,
+        placed: _Place,
+        flags: Sequence[bool],
         own: bool,
         width: int,
     ) -> LayerClass:
-        layer, home, sources = self.layers[i], homes[i], iter(self.sources[i])
+        layer, sources = self.layers[i], self.sources[i]
         shape, itemsize = layer.outputs[0].shape, layer.outputs[0].itemsize
-        out = Box.whole(shape) if home.sums else outs[i]
+        out = Box.whole(shape) if home.sums else made_box
         held, moves, saved, named = [], [], 0.0, 0
         weights = trained = 0.0
         position = 0
@@ -198,18 +243,17 @@ class Sorter:
                 if operand.origin is Source.PARAMETER and operand.source not in self.graph.frozen:
                     trained += box.size * size
                 continue
-            source = next(sources)
+            source, has = self.layers[sources[position]], placed.boxes[position]
             wants = (
                 _inner_of(home.reads[position].bounds)
                 if home.sums
                 else needed(operand.access, operand.spec.shape, out)
             )
-            has = outs[source]
-            if fresh[position] and self.layers[source].kind is not Kind.INPUT:
-                moves += _moves(homes[source], has, wants, size)
-            if new[position]:
+            if flags[2 * position] and source.kind is not Kind.INPUT:
+                moves += _moves(placed.homes[position], has, wants, size)
+            if flags[2 * position + 1]:
                 saved += wants.hull(has).size * size if has.meets(wants) else wants.size * size
-            named += operand.spec.nbytes if self.layers[source].name in layer.saves else 0
+            named += operand.spec.nbytes if source.name in layer.saves else 0
             held.append(wants)
             position += 1
         made = float(out.size * itemsize)
@@ -235,7 +279,7 @@ class Sorter:
             weights,
             trained,
             self.grads[i],
-            any(self.grads[s] for s in self.sources[i]),
+            any(self.grads[s] for s in sources),
         )
 
 
