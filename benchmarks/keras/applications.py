@@ -94,7 +94,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "# keras.applications models under plans, against Keras itself",
         "",
         "One training step, smallest legal input, batch 2, float64, dropout off: loss, gradients and moving",
-        "averages. `difference` is relative to the largest value of each tensor. `own` is what Keras itself makes",
+        "averages. `difference` is relative to the largest value of each tensor; `own` is what Keras makes",
         "of its input with the last bits changed: batch norm over two values is chaotic. NASNetMobile cannot",
         "be built on torch.",
         "",

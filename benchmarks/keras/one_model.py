@@ -10,10 +10,10 @@ from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
+import keras
 import torch
 from keras.src.backend.common import dtypes
 
-import keras
 import shardwise as sw
 from shardwise.graph.keras import KerasModule, wrap
 

@@ -9,11 +9,10 @@ from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
-import torch
-from keras.src.backend.common import dtypes
-
 import keras
+import torch
 from keras import layers
+from keras.src.backend.common import dtypes
 
 
 @contextlib.contextmanager

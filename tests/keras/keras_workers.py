@@ -11,12 +11,12 @@ from typing import Any
 # A rank finds this file by its path alone; the models choose Keras's backend.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import keras
 import keras_models
 import numpy as np
 import torch
 from keras_models import double_precision, random_inputs
 
-import keras
 import shardwise as sw
 from shardwise.graph.keras import wrap
 from shardwise.graph.trace import leaves

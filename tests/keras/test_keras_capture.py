@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import keras
 import pytest
 import torch
 from keras_models import MODELS, double_precision, everything, own_layers, random_inputs, residual, sequence
 
-import keras
 import shardwise as sw
 from shardwise.graph import Kind, interpret
 from shardwise.graph.keras import wrap

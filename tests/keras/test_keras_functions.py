@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import keras
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras_models import double_precision
 
-import keras
 import shardwise as sw
 from shardwise.graph import interpret
 from shardwise.graph.keras import wrap

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 from keras_workers import by_strategy, compiled, data, histories, saved, step_difference, two_outputs
 
-import keras
 import shardwise as sw
 from ranks import run_ranks
 from shardwise.keras import plan_of

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import keras
 import torch
 
-import keras
 from shardwise.graph import capture
 from shardwise.graph.layer import TensorSpec
 from shardwise.keras.callbacks import Agree, arranged

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import torch
 from keras.src.backend.common.stateless_scope import StatelessScope
 from torch import Tensor
 
-import keras
 from shardwise.graph.trace import leaves, transform
 from shardwise.training.loss_graph import WholeLoss
 

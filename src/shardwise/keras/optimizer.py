@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import keras
 import torch
 from torch import nn
 
-import keras
 from shardwise.geometry import Box
 from shardwise.graph.keras.variables import Named
 from shardwise.keras.penalties import Penalties

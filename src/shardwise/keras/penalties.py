@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import keras
 import torch
 from torch import Tensor
 
-import keras
 from shardwise.geometry import Box
 from shardwise.graph.keras.variables import Named
 from shardwise.training.trainer import Trainer

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import torch
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from torch import Tensor
 
-import keras
 from shardwise.graph.keras import KerasModule
 from shardwise.graph.keras.module import flat_inputs, input_symbols
 from shardwise.graph.trace import leaves, transform

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import keras
 import torch
 from torch import Tensor
 
-import keras
 from shardwise.graph import functional, interpret
 from shardwise.graph.capture import untouched
 from shardwise.graph.errors import CaptureError

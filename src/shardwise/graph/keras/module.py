@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import keras
 import torch
 from keras.src.ops.function import Function
 from torch import Tensor, nn
 
-import keras
 from shardwise.graph.errors import CaptureError
 from shardwise.graph.example import Example, spec_of
 from shardwise.graph.foreign import Foreign

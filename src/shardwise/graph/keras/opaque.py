@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import torch
 from keras.src.backend.common.stateless_scope import StatelessScope
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-import keras
 from shardwise.graph.keras.variables import Named
 
 

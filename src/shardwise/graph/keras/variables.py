@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 from keras import layers
+
 from shardwise.graph.keras.views import AS_IS, DENSE, View, conv_view, depthwise_view
 
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import keras
 import torch
 from keras.src.ops.function import Function
 
-import keras
 from shardwise.graph.errors import CaptureError, Opaque
 from shardwise.graph.example import Example, spec_of
 from shardwise.graph.functional import Method

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from keras import activations, layers
 from torch.nn import functional as F
 
-from keras import activations, layers
 from shardwise.graph import functional
 from shardwise.graph.errors import Opaque
 from shardwise.graph.keras.flow import Flow, Scribe

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from keras import layers
 from torch.nn import functional as F
 
-from keras import layers
 from shardwise.graph.errors import Opaque
 from shardwise.graph.keras import functional
 from shardwise.graph.keras.flow import Flow, Scribe

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras import layers
 from torch.nn import functional as F
 
-from keras import layers
 from shardwise.graph.errors import Opaque
 from shardwise.graph.functional import identity
 from shardwise.graph.keras import functional

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
 from keras import layers
+
 from shardwise.graph.errors import Opaque
 from shardwise.graph.keras.flow import Flow, Scribe
 from shardwise.graph.keras.registry import rule

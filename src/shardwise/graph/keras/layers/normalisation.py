@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import torch
+from keras import layers
 from torch import Tensor
 from torch.nn import functional as F
 
-import keras
-from keras import layers
 from shardwise.graph.errors import Opaque
 from shardwise.graph.functional import Method
 from shardwise.graph.keras import functional

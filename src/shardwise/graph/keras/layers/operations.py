@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import torch
 from keras.src.ops import nn as nn_ops
@@ -12,7 +13,6 @@ from keras.src.ops import numpy as numpy_ops
 from torch import Tensor
 from torch.nn import functional as F
 
-import keras
 from shardwise.graph.errors import Opaque
 from shardwise.graph.keras.flow import Flow, Scribe
 from shardwise.graph.keras.layers.merge import together
