@@ -136,6 +136,8 @@ class Coarse:
         ends, busy = run(order_of(c.stages, c.schedule, c.micro_batches, c.replication), stages)
         tails = self._tails(c, sums["trained"])
         seconds = float(max(end + tail for end, tail in zip(ends, tails, strict=True)))
+        # Last, everybody learns the loss.
+        seconds += self.machine.tier((0, c.ranks - 1)).collective_seconds("all_reduce", c.ranks, 8)
         peak = self._peak(c, sums)
         slowest = max(range(c.stages), key=busy.__getitem__)
         parts = {

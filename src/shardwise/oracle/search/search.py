@@ -10,6 +10,8 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +29,8 @@ from shardwise.plan import PlanError, Split
 OBJECTIVES = ("time", "memory", "cost")
 # Up to so many ranks every plan that is simulated is simulated event by event.
 EXACT_RANKS = 8
-_SHOWN = 200
+# How many refused plans are listed for each kind of reason; all are counted.
+_SHOWN = 50
 # The bound adds up inner ranks' times; where all ranks are simulated it is lowered by more than the two
 # ways of adding up were ever found to differ.
 _SLACK = 0.75
@@ -40,10 +43,14 @@ class _Tally:
     pruned: int = 0
     simulated: int = 0
     reasons: list[Refused] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, plan: Candidate | str, reason: str, count: int = 1) -> None:
         self.refused += count
-        if len(self.reasons) < _SHOWN:
+        # One common reason must not crowd out the others.
+        kind = re.sub(r"[\d.e+-]+", "", reason)
+        self.kinds[kind] += 1
+        if self.kinds[kind] <= _SHOWN:
             self.reasons.append(Refused(str(plan), reason, count))
 
 

@@ -1,0 +1,146 @@
+"""Predictions of whole steps: the program's actions, messages and buckets, against sums by hand."""
+
+import dataclasses
+
+import pytest
+import torch
+from oracle_cases import Fixed, machine, small_graph
+from torch import nn
+
+from shardwise.graph import capture
+from shardwise.graph.attach import attach
+from shardwise.graph.loss import capture_loss
+from shardwise.machine import Node
+from shardwise.oracle import Oracle, predict
+from shardwise.plan import Plan, PlanError
+
+PLANS = [
+    "data=1",
+    "data=2",
+    "spatial=2x1",
+    "filter=2",
+    "channel=2",
+    "stages=2 schedule=layer",
+    "stages=2 schedule=gpipe micro_batches=2",
+    "stages=3 schedule=1f1b micro_batches=4",
+    "stages=2 schedule=gems-mast",
+    "stages=2 schedule=gems-master replication=2",
+    "stages=2 schedule=bidirectional micro_batches=2",
+    "stages=2 schedule=zero-bubble micro_batches=4",
+    "stages=2x1|1 schedule=gpipe micro_batches=2",
+    "data=2 stages=2 spatial=2x1 schedule=1f1b micro_batches=2",
+    "spatial=2x2 halo=fused",
+]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The small network with a loss behind it, on four samples."""
+    graph = small_graph()
+    target = torch.zeros(graph.output_specs.shape)
+    return attach(graph, capture_loss(nn.MSELoss(), graph.output_specs, target, check=False))
+
+
+@pytest.mark.parametrize("text", PLANS)
+def test_the_breakdown_of_every_rank_adds_up_to_the_step(trained, text):
+    p = predict(trained, text, machine(), kernels=Fixed())
+    assert p.step_seconds > 0
+    assert p.peak_bytes > 0
+    for rank in p.breakdown:
+        assert sum(rank.values()) == pytest.approx(p.step_seconds)
+
+
+# The kernels here take time per output, and partial sums over channels are as large as the output.
+@pytest.mark.parametrize("text", [text for text in PLANS if "channel" not in text])
+def test_all_work_of_a_plan_is_done_under_every_schedule(trained, text):
+    """Computing seconds of all ranks together are those of one device; only halos are made twice."""
+    alone = predict(trained, "data=1", machine(), kernels=Fixed())
+    plan = Plan.parse(text)
+    p = predict(trained, plan, machine(), kernels=Fixed())
+    total = plan.data * sum(r["forward"] + r["backward"] for r in p.breakdown)
+    one = alone.breakdown[0]["forward"] + alone.breakdown[0]["backward"]
+    assert total == pytest.approx(one, rel=0.35 if "halo" in text else 0.02)
+
+
+def test_two_stages_without_pipelining_work_one_after_the_other(trained):
+    alone = predict(trained, "data=1", machine(), kernels=Fixed())
+    p = predict(trained, "stages=2 schedule=layer", machine(), kernels=Fixed())
+    work = alone.breakdown[0]["forward"] + alone.breakdown[0]["backward"]
+    assert p.step_seconds > work
+    assert min(rank["bubble"] for rank in p.breakdown) > 0
+
+
+def test_micro_batches_shrink_the_bubble(trained):
+    one, four = (
+        predict(
+            trained, f"stages=2 schedule=gpipe micro_batches={m}", machine(tiers=(_fast(),)), kernels=Fixed()
+        )
+        for m in (1, 4)
+    )
+    assert four.step_seconds < one.step_seconds
+
+
+def test_1f1b_keeps_fewer_micro_batches_alive_than_gpipe(trained):
+    gpipe, other = (
+        predict(trained, f"stages=2 schedule={s} micro_batches=4", machine(), kernels=Fixed())
+        for s in ("gpipe", "1f1b")
+    )
+    last = [p.peak_bytes_by_category[1]["activations"] for p in (gpipe, other)]
+    assert last[1] < last[0]
+
+
+def test_replicas_sum_gradients_and_one_rank_does_not(trained):
+    alone, two = (predict(trained, text, machine(), kernels=Fixed()) for text in ("data=1", "data=2"))
+    assert "reduction" not in alone.breakdown[0]
+    assert two.breakdown[0]["reduction"] > 1e-3
+    assert two.peak_bytes_by_category[0]["buffers"] > alone.peak_bytes_by_category[0]["buffers"]
+
+
+def test_more_ranks_than_cores_share_them(trained):
+    host = dataclasses.replace(machine().device, host=True)
+    free = machine(device=host, node=Node(2, 2), nodes=1)
+    crowded = machine(device=host, node=Node(2, 1), nodes=1)
+    quick, slow = (predict(trained, "data=2", m, kernels=Fixed()) for m in (free, crowded))
+    work = quick.breakdown[0]["forward"] + quick.breakdown[0]["backward"]
+    assert slow.step_seconds >= quick.step_seconds + 0.9 * work
+
+
+def test_a_plan_that_cannot_be_used_is_refused_with_its_field(trained):
+    with pytest.raises(PlanError, match="filter"):
+        predict(trained, "filter=64", machine(), kernels=Fixed())
+
+
+def test_the_bottleneck_names_a_remedy_of_the_network(trained):
+    p = predict(trained, "data=2", machine(), kernels=Fixed(1e-9, 1e-9, 1e-9))
+    assert "%" in p.bottleneck
+    assert "a node" in p.bottleneck or "between" in p.bottleneck or "optimizer" in p.bottleneck
+
+
+def test_a_network_without_a_loss_is_predicted_too():
+    p = predict(small_graph(), "data=2", machine(), kernels=Fixed())
+    assert p.step_seconds > 0
+
+
+def test_another_batch_than_the_captured_one_is_taken(trained):
+    oracle = Oracle(trained, machine(), Fixed())
+    four, eight = (oracle.predict("data=1", batch).breakdown[0] for batch in (4, 8))
+    assert eight["forward"] == pytest.approx(2 * four["forward"], rel=0.01)
+
+
+def test_verdicts_follow_the_device(trained):
+    device = dataclasses.replace(machine().device, memory_bytes=1e4)
+    assert predict(trained, "data=1", machine(device=device), kernels=Fixed()).verdict == "does not fit"
+
+
+def test_networks_of_depth_are_captured_once_for_all_plans():
+    model = nn.Sequential(*[nn.Conv2d(4, 4, 3, padding=1) for _ in range(6)])
+    graph = capture(model, torch.zeros(4, 4, 8, 8), check=False)
+    oracle = Oracle(graph, machine(), Fixed())
+    first = oracle.predict("stages=3 micro_batches=4", 4)
+    assert oracle.predict("stages=3 micro_batches=4", 4).step_seconds == first.step_seconds
+
+
+def _fast():
+    from shardwise.machine import Link, Tier
+
+    return Tier("node", 0, Link(1e-9, 1e15))
