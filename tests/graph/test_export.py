@@ -30,7 +30,10 @@ def kinds(graph: Graph) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize("name", ["resnet", "unet_bilinear", "senet", "mobilenet_v3", "vnet", "c3d", "style"])
+SLOW = [pytest.param(name, marks=pytest.mark.full) for name in ("unet_bilinear", "style")]
+
+
+@pytest.mark.parametrize("name", ["resnet", "senet", "mobilenet_v3", "vnet", "c3d", *SLOW])
 def test_both_tracers_find_the_same_layers(name: str) -> None:
     case = MODELS[name]
     model = case.build()
