@@ -73,6 +73,26 @@ def test_every_model_is_captured_at_full_size_without_memory(name: str) -> None:
     assert sum(layer.forward_flops for layer in eight) == 8 * sum(layer.forward_flops for layer in graph)
 
 
+# Counting the deep ones takes seconds each, and the shallow ones of their families are counted here.
+DEEP = ("resnet101", "resnet152", "resnet110", "resnet110v2", "resnet1001v2")
+COUNTED = [
+    pytest.param(n, marks=pytest.mark.full) if n in DEEP or n.startswith("amoebanetd") else n
+    for n in zoo.names()
+]
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_table_at_full_size_is_what_torch_counts(name: str) -> None:
+    with torch.device("meta"):
+        model = zoo.build(name)
+    x = torch.empty(2, *zoo.input_shape(name), device="meta")
+    graph, measured = capture(model, x), measure(model, [x])
+    assert sum(layer.forward_flops for layer in graph) == measured.forward_flops
+    assert sum(layer.backward_flops for layer in graph) == measured.backward_flops
+    assert graph.saved_bytes == measured.saved_bytes
+    assert sum(spec.numel for spec in graph.parameters.values()) == sum(p.numel() for p in model.parameters())
+
+
 def test_resnet1001_is_captured_by_fx_in_seconds() -> None:
     model: nn.Module = zoo.build("resnet1001v2")
     start = time.process_time()
