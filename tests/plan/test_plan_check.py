@@ -49,7 +49,8 @@ def test_the_nearest_plan_always_uses_all_ranks(line, ranks):
     [
         ("stages=7", "stages", "7 stages for a network of 6 layers", "stages=6"),
         ("spatial=2x2x2", "stages", "2 spatial dimensions", "spatial=2x4"),
-        ("stages=2|1", "stages", "grid of 1 dimensions", "stages=2x1|1"),
+        ("stages=2x1x2|1", "stages", "grid of 3 dimensions", "stages=2x2|1"),
+        ("pairs=9", "stages", "no layer of stage 0 has the 9 channels", "pairs=8"),
         ("stages=2 filter=9", "stages", "no layer of stage 0 has the 9 channels", "stages=2 filter=8"),
         ("schedule=1f1b replication=2", "replication", "gems-master", "data=1"),
     ],
@@ -60,6 +61,14 @@ def test_what_the_network_does_not_admit_proposes_a_plan_that_passes(line, field
     assert caught.value.field == field
     assert nearest_in(caught.value) == Plan.parse(proposed)
     assert check(nearest_in(caught.value), NET) is not None
+
+
+@pytest.mark.parametrize("line", ["spatial=2", "stages=2|1", "stages=2 spatial=3"])
+def test_a_grid_of_one_number_cuts_the_rows(line):
+    plan = Plan.parse(line)
+    check(plan, NET)
+    assert plan.stages[0].fitted(2).grid == (plan.stages[0].width, 1)
+    assert plan.stages[0].fitted(3).grid == (plan.stages[0].width, 1, 1)
 
 
 def test_an_odd_number_of_micro_batches_cannot_go_both_ways():

@@ -12,7 +12,11 @@ grids = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 splits = st.one_of(
     st.just(Split()),
     grids.map(lambda grid: Split(Way.SPATIAL, grid)),
-    st.builds(lambda way, n: Split(way, (n,)), st.sampled_from([Way.FILTER, Way.CHANNEL, Way.BATCH]), counts),
+    st.builds(
+        lambda way, n: Split(way, (n,)),
+        st.sampled_from([Way.FILTER, Way.CHANNEL, Way.PAIRS, Way.BATCH]),
+        counts,
+    ),
 )
 names = st.text(st.characters(min_codepoint=32, exclude_categories=("Cs", "Cc")), min_size=1).filter(
     lambda name: "," not in name
@@ -48,8 +52,8 @@ def test_a_plan_loads_from_the_file_it_was_saved_to(tmp_path_factory, plan):
 
 def test_a_file_may_give_lists_and_numbers(tmp_path):
     path = tmp_path / "plan.toml"
-    path.write_text('data = 2\nstages = ["2x2", 1, "filter:2"]\ncuts = ["a", "b"]\n')
-    expected = Plan(2, (Split(Way.SPATIAL, (2, 2)), Split(), Split(Way.FILTER, (2,))), cuts=("a", "b"))
+    path.write_text('data = 2\nstages = ["2x2", 1, "pairs:2"]\ncuts = ["a", "b"]\n')
+    expected = Plan(2, (Split(Way.SPATIAL, (2, 2)), Split(), Split(Way.PAIRS, (2,))), cuts=("a", "b"))
     assert Plan.load(path) == expected
 
 

@@ -15,7 +15,16 @@ IMAGE = (3, 4, 13, 17)
 LINE = (3, 4, 29)
 VOLUME = (2, 4, 7, 9, 8)
 
-PLANS_2D = ("spatial=2", "spatial=4x1", "spatial=1x3", "spatial=2x2", "filter=2", "channel=3", "batch=2")
+PLANS_2D = (
+    "spatial=2",
+    "spatial=4x1",
+    "spatial=1x3",
+    "spatial=2x2",
+    "filter=2",
+    "channel=3",
+    "pairs=2",
+    "batch=2",
+)
 PLANS_1D = ("spatial=3", "filter=2", "channel=2")
 PLANS_3D = ("spatial=2x2x2", "spatial=1x1x3", "spatial=3", "channel=2")
 
@@ -190,6 +199,11 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "transpose": (lambda: Fn(lambda x: x.transpose(2, 3)), IMAGE),
     "flip": (lambda: Fn(lambda x: x.flip(3)), IMAGE),
     "expand": (lambda: Fn(lambda x: x + x.mean((2, 3), keepdim=True).expand(-1, -1, 13, 17)), IMAGE),
+    "expand columns": (
+        lambda: Fn(lambda x: x * x.mean(3, keepdim=True).expand(-1, -1, -1, 17).sigmoid()),
+        IMAGE,
+    ),
+    "expand channels": (lambda: Fn(lambda x: x * x.mean(1, keepdim=True).expand(3, 4, 13, 17)), IMAGE),
     "amax": (lambda: Fn(lambda x: x * x.amax((2, 3), keepdim=True)), IMAGE),
     "squeeze-excite": (SqueezeExcite, IMAGE),
     "shared weights": (SharedWeights, IMAGE),
@@ -225,7 +239,7 @@ def plans(shape: tuple[int, ...]) -> tuple[str, ...]:
     return {3: PLANS_1D, 4: PLANS_2D, 5: PLANS_3D}[len(shape)]
 
 
-TAILS = ("halo=fused", "halo=3 tail=replicate", "tail=batch", "tail=filter halo=fused")
+TAILS = ("halo=fused", "halo=auto", "halo=3 tail=replicate", "tail=batch", "tail=filter halo=fused")
 
 
 @pytest.mark.parametrize("name", list(LAYERS))

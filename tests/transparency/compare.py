@@ -65,6 +65,26 @@ def errors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], largest:
     return result
 
 
+def worst_of(found: Outcome, expected: Outcome) -> dict[str, float]:
+    """Return the largest error of each quantity; those above the limit, which are noise, as `noise`."""
+    mine = errors(found.tensors(), expected.tensors(), scale_of(expected))
+    weights = {f"state {name}" for name in found.gradients}
+    result: dict[str, float] = {}
+    for name, error in mine.items():
+        if error > LIMIT:
+            kind = "noise"
+        elif name.startswith("gradient of input"):
+            kind = "input gradient"
+        elif name.startswith("gradient"):
+            kind = "weight gradient"
+        elif name == "loss":
+            kind = "loss"
+        else:
+            kind = "weights" if name in weights else "statistics"
+        result[kind] = max(result.get(kind, 0.0), error)
+    return result
+
+
 def failures(found: Outcome, expected: Outcome, again: Sequence[Outcome] = ()) -> dict[str, float]:
     """Return the errors that are too large; `again` are other runs on one device, equal but for rounding."""
     largest = scale_of(expected)

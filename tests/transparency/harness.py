@@ -7,7 +7,8 @@ same seed. Rank 0 of the pool also trains the plain model, unsplit, on the same 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ranks import run_ranks
 from shardwise.fit import Trainer
 from shardwise.plan import Plan
 from shardwise.plan.micro_batches import micro_batches_of, samples_of
-from transparency.compare import Outcome, failures
+from transparency.compare import Outcome, failures, worst_of
 
 STEPS = 3
 
@@ -50,6 +51,12 @@ class Case:
         return Plan.parse(self.plan).ranks
 
     @property
+    def alone(self) -> Case:
+        """Return what one device has to do with it: only micro-batches and replicas matter there."""
+        plan = Plan.parse(self.plan)
+        return self if plan.data * micro_batches_of(plan) > 1 else replace(self, plan="data=1")
+
+    @property
     def name(self) -> str:
         settings = "".join(f",{key}={value}" for key, value in self.settings)
         shape = "x".join(map(str, self.shape))
@@ -62,6 +69,12 @@ def sgd(named: Any) -> torch.optim.Optimizer:
 
 def prepare(case: Case) -> tuple[nn.Module, Any, list[tuple[Tensor, Any]]]:
     """Return model, loss and the mini-batches of all steps, the same on every rank."""
+    model, loss, batches = _prepared(case.alone)
+    return copy.deepcopy(model), loss, batches
+
+
+@lru_cache(maxsize=4)
+def _prepared(case: Case) -> tuple[nn.Module, Any, list[tuple[Tensor, Any]]]:
     from transparency.models import LOSSES, MODELS
 
     torch.manual_seed(case.seed)
@@ -81,6 +94,12 @@ def last_bit(tensor: Tensor) -> Tensor:
 
 
 def unsplit(case: Case, variant: str = "") -> Outcome:
+    """Train on one device; a pool that meets the same training under another plan knows the outcome."""
+    return _unsplit(case.alone, variant)
+
+
+@lru_cache(maxsize=12)
+def _unsplit(case: Case, variant: str) -> Outcome:
     """Train on one device, micro-batch by micro-batch.
 
     The variants `reversed` (samples in reverse order) and `rounded` (data differs in the last bit) give the
@@ -128,25 +147,36 @@ def split(case: Case) -> Outcome:
     return Outcome(losses, zeros | trainer.gradients(), trainer.state_dict(), trainer.input_gradients())
 
 
-def compared(case: Case) -> tuple[dict[str, float], float]:
-    """Return, on rank 0, what is too far from one device; and a number in which all ranks must agree."""
+@dataclass(frozen=True)
+class Comparison:
+    """What rank 0 found: what is too far from one device, and the largest error of each quantity."""
+
+    bad: dict[str, float]
+    worst: dict[str, float]
+
+
+def compared(case: Case) -> tuple[Comparison | None, float]:
+    """Return what rank 0 found; and a number in which all ranks must agree."""
     found = split(case)
     sum_of_all = sum(float(tensor.double().sum()) for tensor in found.tensors().values())
     if dist.is_initialized() and dist.get_rank() > 0:
-        return {}, sum_of_all
+        return None, sum_of_all
     expected = unsplit(case)
     bad = failures(found, expected)
     if bad:
         bad = failures(found, expected, [unsplit(case, variant) for variant in ("reversed", "rounded")])
-    return bad, sum_of_all
+    return Comparison(bad, worst_of(found, expected)), sum_of_all
 
 
-def check(case: Case, transport: str = "mpi4py", deadline: float = 120.0) -> None:
-    """Fail if anything differs from one device, or from rank to rank."""
+def check(case: Case, transport: str = "mpi4py", deadline: float = 120.0) -> dict[str, float]:
+    """Fail if anything differs from one device, or from rank to rank; return the errors that were met."""
     results = run_ranks(compared, case.ranks, transport, (case,), deadline=deadline)
-    bad = results[0][0]
-    worst = sorted(bad.items(), key=lambda item: -item[1])[:8]
+    found: Comparison = results[0][0]
+    worst = sorted(found.bad.items(), key=lambda item: -item[1])[:8]
     text = "\n".join(f"    {error:.2e}  {name}" for name, error in worst)
-    assert not bad, f"{case.name} on {transport}: {len(bad)} results differ from one device\n{text}"
+    assert not found.bad, (
+        f"{case.name} on {transport}: {len(found.bad)} results differ from one device\n{text}"
+    )
     sums = [number for _, number in results]
     assert len(set(map(repr, sums))) == 1, f"{case.name} on {transport}: ranks hold different results {sums}"
+    return found.worst

@@ -1,16 +1,21 @@
-"""The result file of the whole product: which case passed with which commit, so that a run can be resumed."""
+"""The result of the whole product: which case passed with which commit, so that a run can be resumed.
+
+`result.jsonl` has one line per case and grows while the product runs; `result.md` is what a reader wants to
+know of it. Lines of other commits are dropped when the first case of a new one is recorded.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).with_name("result.json")
+FILE = Path(__file__).with_name("result.jsonl")
+QUANTITIES = ("loss", "input gradient", "weight gradient", "statistics", "weights")
 
 
 @cache
@@ -25,32 +30,68 @@ def commit() -> str:
     return git("log", "-1", "--format=%h", "--", "src").strip() + ("+" if changed else "")
 
 
-def load() -> dict[str, Any]:
-    """Read what is known."""
-    return json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"cases": {}}
+@cache
+def known() -> dict[str, dict[str, Any]]:
+    """Return what is known of these sources, the last word on each case; forget other sources."""
+    lines = FILE.read_text(encoding="utf-8").splitlines() if FILE.exists() else []
+    entries = [json.loads(line) for line in lines]
+    mine = {entry["case"]: entry for entry in entries if entry["commit"] == commit()}
+    if len(mine) < len(entries):
+        FILE.write_text("".join(map(_line, mine.values())), encoding="utf-8")
+    return mine
 
 
-def save(results: dict[str, Any]) -> None:
-    """Write what is known, with totals first."""
-    cases = results["cases"]
-    passed = sum(entry["passed"] for entry in cases.values())
-    commits = sorted({entry["commit"] for entry in cases.values()})
-    summary = {"passed": passed, "failed": len(cases) - passed, "commits": commits}
-    text = json.dumps({"summary": summary, "cases": dict(sorted(cases.items()))}, indent=1)
-    FILE.write_text(text + "\n", encoding="utf-8")
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, separators=(",", ":")) + "\n"
 
 
-def record(name: str, case: Callable[[], None]) -> None:
+def record(name: str, transport: str, case: Callable[[], dict[str, float]]) -> None:
     """Run a case unless it passed with these sources before, and note how it went."""
-    known = load()["cases"].get(name)
-    if known is not None and known["passed"] and known["commit"] == commit():
+    if known().get(name, {"passed": False})["passed"]:
         return
-    start, passed = time.perf_counter(), False
+    entry: dict[str, Any] = {"case": name, "commit": commit(), "transport": transport, "passed": False}
+    start = time.perf_counter()
     try:
-        case()
-        passed = True
+        entry["worst"] = {kind: float(f"{error:.2g}") for kind, error in sorted(case().items())}
+        entry["passed"] = True
     finally:
-        results = load()
-        seconds = round(time.perf_counter() - start, 1)
-        results["cases"][name] = {"passed": passed, "seconds": seconds, "commit": commit()}
-        save(results)
+        entry["seconds"] = round(time.perf_counter() - start, 1)
+        known()[name] = entry
+        with FILE.open("a", encoding="utf-8") as file:
+            file.write(_line(entry))
+
+
+def summarise(names: Iterable[str]) -> str:
+    """Write what a reader wants to know of the given cases beside the record, and return it."""
+    wanted = list(names)
+    entries = [known()[name] for name in wanted if name in known()]
+    failed = [entry["case"] for entry in entries if not entry["passed"]]
+    minutes = sum(entry["seconds"] for entry in entries) / 60
+    lines = [
+        "# Split equals unsplit: the whole product",
+        "",
+        f"Sources of commit `{commit()}`, float64, three steps of SGD with momentum on real ranks. Every",
+        "case compares the losses, the gradients of the input and of every weight, and batch-norm statistics",
+        "and weights after the last step with one device.",
+        "",
+        f"{len(entries)} of {len(wanted)} cases were run in {minutes:.0f} minutes: "
+        f"{len(entries) - len(failed)} passed, {len(failed)} failed.",
+        "",
+        "| worst error, at most 1e-10 | " + " | ".join(QUANTITIES) + " | cases | with noise |",
+        "|---" * (len(QUANTITIES) + 3) + "|",
+    ]
+    for transport in sorted({entry["transport"] for entry in entries}):
+        mine = [e["worst"] for e in entries if e["transport"] == transport and e["passed"]]
+        cells = [f"{max((worst.get(kind, 0.0) for worst in mine), default=0.0):.1e}" for kind in QUANTITIES]
+        noisy = sum("noise" in worst for worst in mine)
+        lines.append(f"| {transport} | {' | '.join(cells)} | {len(mine)} | {noisy} |")
+    lines += [
+        "",
+        "*With noise*: some tensor is zero or nearly cancels in exact arithmetic, so its error was judged by",
+        "how far one device is from itself (see `compare.py`); such tensors are not in the columns before.",
+        "",
+        *(f"- failed: {name}" for name in failed),
+    ]
+    text = "\n".join(lines).rstrip() + "\n"
+    FILE.with_suffix(".md").write_text(text, encoding="utf-8")
+    return text

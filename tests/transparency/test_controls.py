@@ -18,7 +18,8 @@ PLAIN = Case("conv3 twice", (2, 3, 21, 18), "spatial=2x1")
 
 
 def sound(case: Case) -> dict[str, float]:
-    return compared(case)[0]
+    found = compared(case)[0]
+    return {} if found is None else found.bad
 
 
 def without_a_halos_backward(case: Case) -> dict[str, float]:
@@ -33,7 +34,7 @@ def without_a_halos_backward(case: Case) -> dict[str, float]:
         start(self, tensor)
 
     with mock.patch.object(regrid.Exchange, "start", emptied):
-        return compared(case)[0]
+        return sound(case)
 
 
 def with_local_statistics(case: Case) -> dict[str, float]:
@@ -47,7 +48,7 @@ def with_local_statistics(case: Case) -> dict[str, float]:
         self.count = max(1, self.local_count)
 
     with mock.patch.object(shared_norm.SharedBatchNorm, "__init__", alone):
-        return compared(case)[0]
+        return sound(case)
 
 
 def with_averaged_tiles(case: Case) -> dict[str, float]:
@@ -61,7 +62,7 @@ def with_averaged_tiles(case: Case) -> dict[str, float]:
                 parameter.grad.div_(case.ranks)
 
     with mock.patch.object(Reducer, "finish", averaged):
-        return compared(case)[0]
+        return sound(case)
 
 
 @pytest.mark.parametrize("transport", ["mpi4py", "gloo"])

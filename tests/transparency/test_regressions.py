@@ -53,6 +53,9 @@ OURS = {
     "tiles smaller than their halos": Case("deep chain", (2, 3, 9, 12), "spatial=1x4 halo=fused"),
     "tiles without pixels": Case("conv3 stride 2", (2, 3, 3, 18), "spatial=4x1 tail=replicate"),
     "an opaque module between tiled layers": Case("opaque", ODD, "spatial=2x2"),
+    "a grid of one number cuts rows": Case("skip", ODD, "spatial=3 halo=auto"),
+    "pairs of filters and channels with a skip": Case("skip", ODD, "pairs=2"),
+    "pairs on more ranks than channels divide by": Case("deep chain with norms", ODD, "pairs=3"),
     "parameters that nothing uses": Case("unused", ODD, "spatial=2x1"),
 }
 CASES = HY_FI | PEERS | OURS

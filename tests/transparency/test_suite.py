@@ -6,7 +6,7 @@ import pytest
 
 from transparency.cases import OTHERS, RANDOM_SEEDS, SPLITS, ZOO, Point, product, subset
 from transparency.harness import check
-from transparency.record import record
+from transparency.record import record, summarise
 
 CHOSEN = subset()
 
@@ -19,7 +19,13 @@ def test_split_equals_one_device(point: Point) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("point", product(), ids=lambda p: p.id)
 def test_whole_product_equals_one_device(point: Point) -> None:
-    record(point.id, lambda: check(point.case, point.transport, deadline=250.0))
+    record(point.id, point.transport, lambda: check(point.case, point.transport, deadline=250.0))
+
+
+@pytest.mark.full
+def test_whole_product_is_recorded() -> None:
+    text = summarise(point.id for point in product())
+    assert f"{len(product())} of {len(product())} cases" in text
 
 
 def test_the_default_suite_meets_every_random_network_and_every_split() -> None:

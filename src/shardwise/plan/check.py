@@ -112,19 +112,20 @@ def _graph_notes(plan: Plan, graph: Graph) -> Iterator[str]:
 def _check_splits(plan: Plan, graph: Graph, cuts: tuple[int, ...]) -> None:
     """Check that every stage can be split its way at all."""
     entering = [set[str]() for _ in plan.stages]
+    images = max((len(layer.shape) - 2 for layer in graph.inputs), default=0)
     for edge in stage_edges(graph, cuts):
         entering[edge.target].add(edge.value)
     for stage, (split, layers) in enumerate(zip(plan.stages, stage_layers(graph, cuts), strict=True)):
         names = {name for layer in layers for name in layer.inputs if graph[name].kind is Kind.INPUT}
         ranks = [len(graph[name].outputs[0].shape) - 2 for name in sorted(names | entering[stage])]
-        if split.way is Way.SPATIAL and len(split.grid) not in ranks:
+        if split.way is Way.SPATIAL and len(split.fitted(images).grid) not in ranks:
             dims = max(ranks, default=0)
             found = (
                 f"stage {stage} has a grid of {len(split.grid)} dimensions ({split}), "
                 f"but what enters it has {max(dims, 0)} spatial dimensions"
             )
             raise PlanError("stages", found, _remedy(plan, stage, _refold(split, dims)))
-        if split.way in (Way.FILTER, Way.CHANNEL):
+        if split.way in (Way.FILTER, Way.CHANNEL, Way.PAIRS):
             most = max(
                 (_features(layer, split.way) for layer in layers if layer.kind in _WEIGHTED), default=0
             )
@@ -136,7 +137,7 @@ def _check_splits(plan: Plan, graph: Graph, cuts: tuple[int, ...]) -> None:
 
 def _features(layer: Layer, way: Way) -> int:
     """Return how many channels of a layer could be shared out."""
-    shape = layer.shape if way is Way.FILTER else layer.operands[0].spec.shape
+    shape = layer.operands[0].spec.shape if way is Way.CHANNEL else layer.shape
     return shape[-1] if layer.kind is Kind.LINEAR else shape[1]
 
 

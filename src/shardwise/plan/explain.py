@@ -37,7 +37,7 @@ _NORMS = {
 _HALOS = {
     "layer": "exchanged before every layer that needs them",
     "fused": "exchanged once per chain of layers",
-    "auto": "exchanged as often as costs least",
+    "auto": "exchanged once per chain of layers that have no statistics to share",
 }
 
 
@@ -99,6 +99,8 @@ def _split(split: Split) -> str:
         Way.SPATIAL: f"{split.width} ranks, the image in {size} tiles",
         Way.FILTER: f"{split.width} ranks, each with its part of the output channels",
         Way.CHANNEL: f"{split.width} ranks, each with its part of the input channels",
+        Way.PAIRS: f"{split.width} ranks, each with its part of the output channels of one layer and of the "
+        "input channels of the next, in turn",
         Way.BATCH: f"{split.width} ranks, each with its part of the samples",
     }[split.way]
 

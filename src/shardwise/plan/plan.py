@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwise.plan.errors import PlanError
-from shardwise.plan.split import Split, Way, parse_grid, parse_split
+from shardwise.plan.split import WAYS, Split, Way, parse_grid, parse_split
 
 if TYPE_CHECKING:
     from shardwise.graph import Graph
@@ -153,7 +153,7 @@ def _build(fields: Mapping[str, str]) -> Plan:
         if left.get(name, "none") != "none":
             raise PlanError(name, reason, "leave it out")
         left.pop(name, None)
-    ways = [way for way in ("spatial", "filter", "channel", "batch") if way in left]
+    ways = [way for way in WAYS if way in left]
     if len(ways) > 1:
         raise PlanError(ways[1], f"a stage is split one way, {ways[0]} is given too", "choose one of them")
     inside = Split()
@@ -177,7 +177,7 @@ def _build(fields: Mapping[str, str]) -> Plan:
     if "cuts" in left:
         kwargs["cuts"] = tuple(left.pop("cuts").split(","))
     if left:
-        known = "data, stages, spatial, filter, channel, batch, schedule, micro_batches, halo, tail, cuts"
+        known = f"data, stages, {', '.join(WAYS)}, schedule, micro_batches, halo, tail, cuts"
         raise PlanError(next(iter(left)), "no such field", f"known are {known}, batch_norm, replication")
     return Plan(**kwargs)
 

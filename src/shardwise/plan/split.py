@@ -11,13 +11,21 @@ from shardwise.plan.errors import PlanError
 
 
 class Way(StrEnum):
-    """What the ranks of a group share out among them."""
+    """What the ranks of a group share out among them.
+
+    `pairs` shares the filters of one layer and the channels of the next in turn: what the first makes is
+    what the second reads, and only the sums that the second makes are exchanged.
+    """
 
     NONE = "none"
     SPATIAL = "spatial"
     FILTER = "filter"
     CHANNEL = "channel"
+    PAIRS = "pairs"
     BATCH = "batch"
+
+
+WAYS = tuple(way for way in Way if way is not Way.NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,13 @@ class Split:
         """Return the number of ranks."""
         return math.prod(self.grid)
 
+    def fitted(self, dims: int) -> Split:
+        """Give the tile grid as many dimensions as images have: `2` cuts their rows, as `2x1` does."""
+        missing = dims - len(self.grid)
+        if self.way is not Way.SPATIAL or missing <= 0:
+            return self
+        return Split(Way.SPATIAL, (*self.grid, *(1,) * missing))
+
     def __str__(self) -> str:
         size = "x".join(map(str, self.grid))
         return size if self.way in (Way.NONE, Way.SPATIAL) else f"{self.way}:{size}"
@@ -58,10 +73,10 @@ def parse_grid(text: str, field: str) -> tuple[int, ...]:
 
 
 def parse_split(text: str, field: str) -> Split:
-    """Read one stage of `stages=...`: a tile grid such as `2x2`, or `filter:2`, `channel:2`, `batch:2`."""
+    """Read one stage of `stages=...`: a tile grid such as `2x2`, or another way such as `filter:2`."""
     way, _, size = text.rpartition(":")
-    if way and way not in (Way.SPATIAL, Way.FILTER, Way.CHANNEL, Way.BATCH):
-        known = "spatial, filter, channel or batch"
+    if way and way not in WAYS:
+        known = f"{', '.join(WAYS[:-1])} or {WAYS[-1]}"
         raise PlanError(field, f"{way!r} is no way to split a stage", f"write {known} before the colon")
     grid = parse_grid(size, field)
     chosen = Way(way) if way else Way.SPATIAL

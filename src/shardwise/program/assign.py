@@ -12,6 +12,7 @@ from shardwise.plan import Split, Way
 from shardwise.program.cuts import Cuts
 
 _WEIGHTED = (Kind.CONVOLUTION, Kind.TRANSPOSED, Kind.LINEAR)
+SHORTEST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,8 @@ def assign(graph: Graph, layers: Iterable[Layer], split: Split, tail: str) -> di
 
 
 def fitted(graph: Graph, split: Split) -> Split:
-    """Give the tile grid as many dimensions as the images have: `2` cuts their rows, as `2x1` does."""
-    missing = max((len(layer.shape) for layer in graph.inputs), default=0) - 2 - len(split.grid)
-    if split.way is not Way.SPATIAL or missing <= 0:
-        return split
-    return Split(Way.SPATIAL, (*split.grid, *(1,) * missing))
+    """Give the tile grid as many dimensions as the images of the network have."""
+    return split.fitted(max((len(layer.shape) - 2 for layer in graph.inputs), default=0))
 
 
 def entry_cuts(shape: tuple[int, ...], split: Split) -> Cuts:
@@ -74,15 +72,17 @@ def home_of(layer: Layer, homes: Mapping[str, Home], split: Split, tail: str) ->
     way = split.way
     if way is Way.SPATIAL and tail == "filter" and not any(_tiled(cuts) for cuts in known.values()):
         way = Way.FILTER
+    if layer.kind in _WEIGHTED and way is Way.PAIRS:
+        return _paired(layer, known, split.width)
     if layer.kind in _WEIGHTED and way in (Way.FILTER, Way.CHANNEL):
-        return _weighted(layer, homes, Split(way, (split.width,)))
-    # The largest operand that is cut decides; the others are brought to it.
-    for operand in sorted(values, key=lambda o: -o.spec.numel):
+        return _weighted(layer, Split(way, (split.width,)))
+    # The largest operand that is cut decides, tiles before samples; the others are brought to it.
+    for operand in sorted(values, key=lambda o: (-o.spec.numel, not _tiled(known[o.source]))):
         cuts = known[operand.source]
         if not cuts.dims:
             continue
         out = _follow(operand, cuts, layer)
-        if out is not None and _large_enough(out, split, tail):
+        if out is not None and _large_enough(out, layer, split, tail):
             return Home(out)
         reads = _summands(layer, operand, cuts)
         if reads is not None:
@@ -110,7 +110,7 @@ def _whole(layer: Layer, split: Split, tail: str) -> Home:
     if layer.kind is not Kind.OTHER:
         return Home(_tail(layer, split, tail))
     entry = entry_cuts(layer.shape, split)
-    again = bool(entry.dims) and tail != "replicate" and _large_enough(entry, split, "auto")
+    again = bool(entry.dims) and tail != "replicate" and _large_enough(entry, layer, split, "auto")
     return Home(Cuts.none(layer.shape) if again else _tail(layer, split, tail), again=again)
 
 
@@ -146,12 +146,18 @@ def _summands(layer: Layer, lead: Operand, cuts: Cuts) -> tuple[Cuts, ...] | Non
     )
 
 
-def _large_enough(cuts: Cuts, split: Split, tail: str) -> bool:
-    """Stop tiling, under `tail=auto`, before a rank would own nothing."""
+def _large_enough(cuts: Cuts, layer: Layer, split: Split, tail: str) -> bool:
+    """Stop tiling, under `tail=auto`, where the tile gets too small to pay.
+
+    That is where a rank would own nothing; and, if all ranks can share the samples instead, where some
+    tile is shorter than `SHORTEST` along a dimension that is cut: the border that a 3x3 layer brings from
+    both sides would be more than half of what a rank owns.
+    """
     if tail != "auto" or split.way is not Way.SPATIAL:
         return True
-    spatial = cuts.bounds[2:]
-    return all(b - a > 0 for bounds in spatial for a, b in itertools.pairwise(bounds))
+    shortest = SHORTEST if _tail(layer, split, tail).dims else 1
+    spatial = [bounds for bounds in cuts.bounds[2:] if len(bounds) > 2]
+    return all(b - a >= shortest for bounds in spatial for a, b in itertools.pairwise(bounds))
 
 
 def _tail(layer: Layer, split: Split, tail: str) -> Cuts:
@@ -166,7 +172,18 @@ def _tail(layer: Layer, split: Split, tail: str) -> Cuts:
     return Cuts.along(layer.shape, {0: split.width})
 
 
-def _weighted(layer: Layer, homes: Mapping[str, Home], split: Split) -> Home:
+def _paired(layer: Layer, known: Mapping[str, Cuts], width: int) -> Home:
+    """Sum over the channels if they come cut, and then everybody holds the sum; else cut the filters."""
+    operand = layer.operands[0]
+    cuts = known[operand.source]
+    grouped = layer.attributes.get("groups", 1) > 1
+    reads = _summands(layer, operand, cuts) if cuts.dims and not grouped else None
+    if reads is not None:
+        return Home(Cuts.none(layer.shape), True, reads)
+    return _weighted(layer, Split(Way.FILTER, (width,)))
+
+
+def _weighted(layer: Layer, split: Split) -> Home:
     """Split a layer with weights by filters, or by the channels that it sums over."""
     operand = layer.operands[0]
     features = len(layer.shape) - 1 if layer.kind is Kind.LINEAR else 1

@@ -131,6 +131,11 @@ class Engine:
                 self.final.update(dict.fromkeys(program.parameters, i))
         self.next_receive = {at: k for k, at in enumerate(self.receives)}
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Return the bytes of the communication buffers, which live as long as the engine."""
+        return sum(stage.buffer_bytes for stage in {id(s): s for s in self.stages.values()}.values())
+
     # One step.
 
     def step(

@@ -182,6 +182,7 @@ class _Exchange:
             op.why,
             op.makes.stored(rank),
         )
+        self.buffer_bytes = self.there.nbytes + self.back.nbytes
         held, wanted = op.source.layout.box(rank), op.makes.stored(rank)
         whole = not op.source.layout.partial and wanted.contains(held)
         self.inner = held.slices(wanted) if whole else None
@@ -263,6 +264,7 @@ class BoundStage:
         for i, group in enumerate(groups):
             self.steps.append(self._step(group, tensors, wires, outside[i], i))
             self.frees.append(sorted(reads[i] - outside[i]))
+        self.buffer_bytes = sum(step.buffer_bytes for step in self.steps if isinstance(step, _Exchange))
         self.ready = _last_uses(groups)
         self._listener: Callable[[str], None] | None = None
         self._listen(groups, tensors)
