@@ -3,7 +3,7 @@
 model      every zoo model, small and narrow, and twenty random networks
 split      tile grids, filter, channel, pairs of them, and batch
 halo       exchanged before each layer, or fused over chains (tiles only)
-size       even, or odd so that no tile is like another
+size       even, or odd so that no tile is like another; odd ones are tiled down to the last layer that can be
 transport  Gloo and MPI
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from ranks import TRANSPORTS
 from transparency.harness import Case
-from transparency.models import RANDOM_SIZES, ZOO
+from transparency.models import RANDOM_SIZES, ZOO, random_dims
 
 RANDOM_SEEDS = range(20)
 OTHERS = ("filter=2", "channel=2", "pairs=2", "batch=2")
@@ -47,8 +47,12 @@ class Point:
     def case(self) -> Case:
         """Return the comparison that this point stands for."""
         plan = self.split if self.halo == "layer" else f"{self.split} halo={self.halo}"
+        if self.size and self.split.startswith("spatial"):
+            # Tile to the end, down to tiles of one pixel or none, where the rule of `auto` would stop.
+            plan += " tail=batch"
         if self.model.startswith("random"):
-            seed, size = int(self.model.removeprefix("random")), RANDOM_SIZES[self.size]
+            seed = int(self.model.removeprefix("random"))
+            size = RANDOM_SIZES[random_dims(seed)][self.size]
             return Case("random", (3, 3, *size), plan, "mse", (("seed", seed), ("size", size)))
         _, sizes, loss = ZOO[self.model]
         return Case(self.model, sizes[self.size], plan, loss)
@@ -66,7 +70,9 @@ EIGHT = Point("unet3d", "spatial=2x2x2", "fused", 1, "mpi4py")
 
 def dims(model: str) -> int:
     """Return how many spatial dimensions a model's images have."""
-    return 2 if model.startswith("random") else len(ZOO[model][1][0]) - 2
+    if model.startswith("random"):
+        return random_dims(int(model.removeprefix("random")))
+    return len(ZOO[model][1][0]) - 2
 
 
 def points(model: str) -> Iterator[Point]:
@@ -105,14 +111,16 @@ def covering(candidates: list[Point]) -> list[Point]:
 def subset() -> list[Point]:
     """Return the default suite: all pairs over the models that are not too deep and the splits of few ranks.
 
-    Three of the models are random networks; each time one of them is chosen it is another one.
+    Some of the models are random networks; each time one of them is chosen it is another one.
     """
-    models = [name for name in ZOO if name not in DEEP] + ["random0", "random1", "random2"]
+    models = [name for name in ZOO if name not in DEEP] + ["random0", "random1", "random4"]
     chosen = covering([p for model in models for p in points(model) if p.split != EIGHT.split])
-    seeds = itertools.cycle(RANDOM_SEEDS)
+    seeds = {nd: itertools.cycle([s for s in RANDOM_SEEDS if random_dims(s) == nd]) for nd in SPLITS}
     return [
         *(
-            replace(point, model=f"random{next(seeds)}") if point.model.startswith("random") else point
+            replace(point, model=f"random{next(seeds[dims(point.model)])}")
+            if point.model.startswith("random")
+            else point
             for point in chosen
         ),
         EIGHT,

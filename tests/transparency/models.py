@@ -51,7 +51,13 @@ ZOO: dict[str, tuple[dict[str, object], tuple[tuple[int, ...], ...], str]] = {
     "unet3d": ({"base": 4, "depth": 1}, ((2, 3, 8, 12, 16), (2, 3, 10, 14, 18)), "ce"),
 }
 
-RANDOM_SIZES = ((32, 24), (29, 23))
+# Every fifth random network is one for volumes.
+RANDOM_SIZES = {2: ((32, 24), (29, 23)), 3: ((16, 12, 10), (15, 11, 13))}
+
+
+def random_dims(seed: int) -> int:
+    """Return how many spatial dimensions a random network has."""
+    return 3 if seed % 5 == 4 else 2
 
 
 def _zoo(name: str) -> Callable[..., nn.Module]:

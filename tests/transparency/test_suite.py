@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transparency.cases import OTHERS, RANDOM_SEEDS, SPLITS, ZOO, Point, product, subset
+from transparency.cases import OTHERS, RANDOM_SEEDS, SPLITS, ZOO, Point, dims, product, subset
 from transparency.harness import check
 from transparency.record import record, summarise
 
@@ -35,8 +35,9 @@ def test_the_default_suite_meets_every_random_network_and_every_split() -> None:
 
 
 def test_the_product_is_what_it_says() -> None:
-    models = len(ZOO) + len(RANDOM_SEEDS)
-    three = sum(len(sizes[0]) == 5 for _, sizes, _ in ZOO.values())
+    models = {*ZOO, *(f"random{seed}" for seed in RANDOM_SEEDS)}
+    assert {p.model for p in product()} == models
+    three = sum(dims(model) == 3 for model in models)
     grids = {nd: len(SPLITS[nd]) - len(OTHERS) for nd in (2, 3)}
     layouts = {nd: 2 * grids[nd] + len(OTHERS) for nd in (2, 3)}
-    assert len(product()) == 4 * ((models - three) * layouts[2] + three * layouts[3])
+    assert len(product()) == 4 * ((len(models) - three) * layouts[2] + three * layouts[3])
