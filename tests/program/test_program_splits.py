@@ -120,3 +120,19 @@ def test_candidates_leave_nothing_open_but_start_with_the_rules() -> None:
         Plan.parse("spatial=2 halo=2 tail=batch"),
     )
     assert candidates(Plan.parse("filter=2")) == (Plan.parse("filter=2"),)
+
+
+class Spread(nn.Module):
+    """Spread means over rows or over channels out again."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.mean(3, keepdim=True).expand(-1, -1, -1, 16)
+        return rows + x.mean(1, keepdim=True).expand(2, 3, 16, 16)
+
+
+def test_what_is_expanded_is_made_tile_by_tile() -> None:
+    program = lowered(Spread(), "spatial=2")
+    made = [
+        op.makes.layout.boxes for op in program.ops if isinstance(op, Compute) and op.layer.op == "expand"
+    ]
+    assert [[box.shape for box in boxes] for boxes in made] == [[(2, 3, 8, 16)] * 2] * 2
