@@ -31,6 +31,8 @@ DEEP = (
     *("resnet34", "resnet50", "resnet101", "resnet152"),
     *("resnet20", "resnet56", "resnet110", "resnet110v2", "resnet1001v2"),
 )
+# Thousands of layers, all of which resnet110v2 has too.
+DEEPEST = "resnet1001v2"
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,18 @@ def dims(model: str) -> int:
 
 
 def points(model: str) -> Iterator[Point]:
-    """List the product for one model."""
-    for split, halo, size, transport in itertools.product(SPLITS[dims(model)], HALOS, SIZES, TRANSPORTS):
-        if halo == "layer" or split.startswith("spatial"):
-            yield Point(model, split, halo, size, transport)
+    """List the product for one model; of the deepest one every split and halo once, on either transport."""
+    settings = [
+        (split, halo)
+        for split, halo in itertools.product(SPLITS[dims(model)], HALOS)
+        if halo == "layer" or split.startswith("spatial")
+    ]
+    for i, (split, halo) in enumerate(settings):
+        if model == DEEPEST:
+            yield Point(model, split, halo, 1, TRANSPORTS[i % 2])
+        else:
+            for size, transport in itertools.product(SIZES, TRANSPORTS):
+                yield Point(model, split, halo, size, transport)
 
 
 def product() -> list[Point]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from transparency.cases import OTHERS, RANDOM_SEEDS, SPLITS, ZOO, Point, dims, product, subset
+from transparency.cases import DEEPEST, OTHERS, RANDOM_SEEDS, SPLITS, ZOO, Point, dims, product, subset
 from transparency.harness import check
 from transparency.record import record, summarise
 
@@ -36,8 +38,9 @@ def test_the_default_suite_meets_every_random_network_and_every_split() -> None:
 
 def test_the_product_is_what_it_says() -> None:
     models = {*ZOO, *(f"random{seed}" for seed in RANDOM_SEEDS)}
-    assert {p.model for p in product()} == models
-    three = sum(dims(model) == 3 for model in models)
-    grids = {nd: len(SPLITS[nd]) - len(OTHERS) for nd in (2, 3)}
-    layouts = {nd: 2 * grids[nd] + len(OTHERS) for nd in (2, 3)}
-    assert len(product()) == 4 * ((len(models) - three) * layouts[2] + three * layouts[3])
+    found = Counter(p.model for p in product())
+    assert found.keys() == models
+    assert {dims(model) for model in models} == {2, 3}
+    for model, count in found.items():
+        layouts = 2 * (len(SPLITS[dims(model)]) - len(OTHERS)) + len(OTHERS)
+        assert count == (layouts if model == DEEPEST else 4 * layouts)
