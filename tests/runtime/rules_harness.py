@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -113,8 +114,19 @@ def run_split(
                 whole = result.setdefault(f"buffer {key}", it.state[key].clone())
                 whole[store.boxes[key].slices()] = store.tensors[key]
 
-    run_threads(work, program.width)
+    with poisoned():
+        run_threads(work, program.width)
     return result
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill memory that is allocated without values with NaN, so that none of it can be used unnoticed."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def run_whole(it: Subject, compute: Callable[..., Tensor], owner: nn.Module) -> dict[str, Tensor]:

@@ -51,6 +51,9 @@ PEERS = {
 OURS = {
     "one gradient for two readers is not added to twice": Case("shared gradient", ODD, "spatial=2x1"),
     "tiles smaller than their halos": Case("deep chain", (2, 3, 9, 12), "spatial=1x4 halo=fused"),
+    "a rank without samples has no gradient, and sends zeros": Case(
+        "random", (3, 3, 29, 23), "spatial=1x4 tail=batch", settings=(("seed", 2), ("size", (29, 23)))
+    ),
     "tiles without pixels": Case("conv3 stride 2", (2, 3, 3, 18), "spatial=4x1 tail=replicate"),
     "an opaque module between tiled layers": Case("opaque", ODD, "spatial=2x2"),
     "a grid of one number cuts rows": Case("skip", ODD, "spatial=3 halo=auto"),

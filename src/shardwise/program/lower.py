@@ -89,7 +89,7 @@ class _Lowering:
                 self._emit(layer)
         leaving = {name: self._complete(name) for name in departures if name in self.made}
         return StageProgram(
-            tuple(self.ops),
+            tuple(map(self._settled, self.ops)),
             self.arrivals,
             leaving,
             self.parameters,
@@ -180,16 +180,26 @@ class _Lowering:
         return self._regrid(made, home, f"{name}@out", f"{name} leaves the stage")
 
     def _read_parameter(self, layer: Layer, operand: Operand) -> Held:
+        """Return the slices that this layer needs; layers that share a weight may need different ones."""
         layout = slices_of(layer, operand, self.homes[layer.name], self.outs[layer.name])
         is_parameter = operand.origin is Source.PARAMETER
         store = self.parameters if is_parameter else self.buffers
-        known = store.get(operand.source)
-        if known is not None and known != layout:
-            boxes = tuple(a.hull(b) for a, b in zip(known.boxes, layout.boxes, strict=True))
-            layout = Layout(layout.shape, boxes, layout.ranks)
-        store[operand.source] = layout
+        known = store.get(operand.source, layout)
+        hulls = tuple(a.hull(b) for a, b in zip(known.boxes, layout.boxes, strict=True))
+        store[operand.source] = Layout(layout.shape, hulls, layout.ranks)
         trainable = is_parameter and operand.source not in self.graph.frozen
         return Held(operand.source, operand.source, layout, operand.spec, trainable)
+
+    def _settled(self, op: Op) -> Op:
+        """Say of every weight what is held of it for all of its layers, now that they are known."""
+        if isinstance(op, Regrid):
+            return op
+        stored = {**self.parameters, **self.buffers}
+        reads = tuple(
+            replace(held, layout=stored[held.value]) if o.origin is not Source.VALUE else held
+            for o, held in zip(op.layer.operands, op.reads, strict=True)
+        )
+        return op if reads == op.reads else replace(op, reads=reads)
 
 
 def _word(key: Iterable[int]) -> str:

@@ -58,6 +58,7 @@ class Exchange:
             in_place: whether the given tensor may be changed and kept, instead of a copy of it.
         """
         self.what, self.shape, self.dtype, self.device = what, wanted.shape, dtype, device
+        self.held_shape = held.shape
         mine = [m for m in messages if rank in (m.source, m.target)]
         arriving = [m for m in mine if m.target == rank and m.source != rank]
         leaving = [m for m in mine if m.source == rank and m.target != rank]
@@ -101,13 +102,15 @@ class Exchange:
         return parcels, pieces
 
     def start(self, tensor: Tensor | None) -> None:
-        """Post the receives, pack and post the sends; `tensor` is what this rank holds (None: nothing)."""
+        """Post the receives, pack and post the sends; `tensor` is what this rank holds (None: zeros)."""
         if self.source is not None:
             raise RuntimeError(f"{self.what}: started again before it was finished")
-        if tensor is not None:
-            for piece in self.pack:
-                piece.view.copy_(tensor[piece.slices])
-            self.source = tensor
+        if tensor is None:
+            # The others wait for its part all the same, and the buffers hold what was sent last.
+            tensor = torch.zeros(self.held_shape, dtype=self.dtype, device=self.device)
+        for piece in self.pack:
+            piece.view.copy_(tensor[piece.slices])
+        self.source = tensor
         if self.line is not None:
             self.line.start()
 

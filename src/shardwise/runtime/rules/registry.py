@@ -8,12 +8,13 @@ rules that need more than tensors (random masks, the user's own modules) are bou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shardwise.graph import Kind, Ref
+from shardwise.graph import Kind, Ref, Source
 from shardwise.graph.layer import Device
 from shardwise.program import Compute
 from shardwise.runtime.rules.surroundings import Surroundings
@@ -58,8 +59,24 @@ def bind(op: Compute, rank: int, surroundings: Surroundings | None = None) -> Ru
         shape, dtype = box.shape, getattr(torch, op.makes.spec.dtype)
         return lambda tensors: tensors[0].new_zeros(shape, dtype=dtype)
     surroundings = surroundings or Surroundings()
+    weights = [i for i, o in enumerate(op.layer.operands) if o.origin is not Source.VALUE]
+    slices = {i: found for i in weights if (found := crop(op, rank, i)) is not None}
+    if slices:
+        return _sliced(op, rank, surroundings, slices)
     found = _RULES.get(op.layer.op if op.layer.kind is not Kind.OTHER else OPAQUE)
     return generic(op, rank) if found is None else found(op, rank, surroundings)
+
+
+def _sliced(
+    op: Compute, rank: int, surroundings: Surroundings, slices: Mapping[int, tuple[slice, ...]]
+) -> Run:
+    """Give a layer its own part of weights of which another layer needs more."""
+    reads = [
+        replace(r, layout=w) if i in slices else r
+        for i, (r, w) in enumerate(zip(op.reads, op.wants, strict=True))
+    ]
+    run = bind(replace(op, reads=tuple(reads)), rank, surroundings)
+    return lambda tensors: run([t[slices[i]] if i in slices else t for i, t in enumerate(tensors)])
 
 
 def crop(op: Compute, rank: int, index: int) -> tuple[slice, ...] | None:
