@@ -60,7 +60,7 @@ def bind(op: Compute, rank: int, surroundings: Surroundings | None = None) -> Ru
         return lambda tensors: tensors[0].new_zeros(shape, dtype=dtype)
     surroundings = surroundings or Surroundings()
     weights = [i for i, o in enumerate(op.layer.operands) if o.origin is not Source.VALUE]
-    slices = {i: found for i in weights if (found := crop(op, rank, i)) is not None}
+    slices = {i: part for i in weights if (part := crop(op, rank, i)) is not None}
     if slices:
         return _sliced(op, rank, surroundings, slices)
     found = _RULES.get(op.layer.op if op.layer.kind is not Kind.OTHER else OPAQUE)
