@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from switch import context_switch_seconds
-from tables import Bar, allreduce_table, bars_table, chain_table, halo_table, overlap_table, pairs_table
+from tables import (
+    Bar,
+    allreduce_table,
+    bars_table,
+    buckets_table,
+    chain_table,
+    halo_table,
+    overlap_table,
+    pairs_table,
+    patterns_table,
+)
 
 from shardwise.runtime.mpi.mpiexec import find_mpiexec
 
@@ -72,6 +82,8 @@ def main() -> None:
     reduced = launch("allreduce", 2, options.effort)
     overlapped = launch("overlap", 2, options.effort)
     halos = launch("halo", 2, options.effort)
+    patterns = [row for size in (2, 4) for row in launch("patterns", size, options.effort)]
+    buckets = launch("buckets", 2, options.effort)
     chains = [row for size in CHAINS for row in launch("chain", size, options.effort)]
     text = "\n\n".join(
         [
@@ -83,8 +95,10 @@ def main() -> None:
             "## Two ranks, one way\n\n" + pairs_table(pairs),
             "## All-reduce, 2 ranks\n\n" + allreduce_table(reduced),
             "## Halo exchange of a 64x512x512 tile, 2 ranks\n\n" + halo_table(halos),
-            "## Overlap, 2 ranks, exchange in both directions\n\n" + overlap_table(overlapped),
+            "## Overlap, 2 ranks\n\n" + overlap_table(overlapped),
             "## Token chain\n\n" + chain_table(chains),
+            "## Regular regrids: messages against collectives\n\n" + patterns_table(patterns),
+            "## A step of DistributedDataParallel, 2 ranks, 34 MB of gradients\n\n" + buckets_table(buckets),
         ]
     )
     options.output.write_text(text + "\n")

@@ -70,19 +70,45 @@ def overlap_table(rows: list[dict[str, Any]]) -> str:
     lines = [
         [
             size_text(row["bytes"]),
+            row["direction"],
             f"{row['alone'] * 1e3:.2f}",
             f"{row['exposed'] * 1e3:.2f}",
             f"{1 - row['exposed'] / row['alone']:.0%}",
         ]
         for row in rows
     ]
-    return table(["message", "alone ms", "exposed ms", "overlap"], lines)
+    return table(["message", "direction", "alone ms", "exposed ms", "overlap"], lines)
 
 
 def chain_table(rows: list[dict[str, Any]]) -> str:
     """Return microseconds per hop by number of ranks."""
     lines = [[str(row["ranks"]), f"{row['raw'] * 1e6:.1f}", f"{row['ours'] * 1e6:.1f}"] for row in rows]
     return table(["ranks", "raw us/hop", "ours us/hop"], lines)
+
+
+def patterns_table(rows: list[dict[str, Any]]) -> str:
+    """Return regular regrids by messages and by the collective that does the same."""
+    lines = [
+        [
+            row["pattern"],
+            row["transport"],
+            str(row["ranks"]),
+            size_text(row["bytes"]),
+            f"{row['messages'] * 1e3:.3f}",
+            f"{row['collective'] * 1e3:.3f}",
+            f"{row['collective'] / row['messages']:.2f}x",
+        ]
+        for row in rows
+    ]
+    head = ["pattern", "transport", "ranks", "tensor", "messages ms", "collective ms", "collective/messages"]
+    return table(head, lines)
+
+
+def buckets_table(rows: list[dict[str, Any]]) -> str:
+    """Return a step of DistributedDataParallel by how its buckets are waited for."""
+    kinds = ("no messages", "at once", "background")
+    lines = [[row["transport"], *(f"{row[kind] * 1e3:.1f}" for kind in kinds)] for row in rows]
+    return table(["transport", *(f"{kind} ms" for kind in kinds)], lines)
 
 
 def halo_table(rows: list[dict[str, Any]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from shardwise.runtime.calibrate import calibrate
     from shardwise.runtime.differentiable import regrid
     from shardwise.runtime.session import finalize, init
+
+# Large tensors on huge pages: to fault them in page by page takes longer than to fill them. torch reads this
+# when it first allocates memory.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 # Public name -> the module that defines it. Imported on first use, so that `import shardwise` is quick.
 _HOMES = {

@@ -106,3 +106,25 @@ def check_user_call() -> tuple[torch.Tensor, torch.Tensor]:
     else:
         (y * 0).sum().backward()
     return y.detach(), x.grad, full[src.boxes[rank].slices()]
+
+
+def check_shared_gradient() -> tuple[bool, bool]:
+    """Widen tiles by a halo and add another tensor: autograd hands one gradient to both."""
+    from shardwise.geometry import tiles
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shape = (1, 2, 6, 5)
+    src = tiles(shape, (size, 1))
+    wide = tuple(box.replace(2, (max(0, box.lo[2] - 1), min(6, box.hi[2] + 1))) for box in src.boxes)
+    x = torch.ones(src.boxes[rank].shape, dtype=torch.float64, requires_grad=True)
+    y = regrid(x, src, Layout(shape, wide, src.ranks))
+    other = torch.zeros_like(y, requires_grad=True)
+    weights = torch.arange(60, dtype=torch.float64).reshape(shape)
+    ((y + other) * weights[wide[rank].slices()]).sum().backward()
+    expected = torch.zeros(shape, dtype=torch.float64)
+    for box in wide:
+        expected[box.slices()] += weights[box.slices()]
+    return (
+        torch.equal(other.grad, weights[wide[rank].slices()]),
+        torch.equal(x.grad, expected[src.boxes[rank].slices()]),
+    )

@@ -1,8 +1,7 @@
-"""A ring wakes a sleeper early; without one it sleeps its time; unknown names are harmless."""
+"""A ring wakes a sleeper early; without one it sleeps its time; who is awake is left alone."""
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -19,38 +18,46 @@ from shardwise.runtime.progress_thread import ProgressThread, wanted
 
 @pytest.fixture
 def bells() -> Iterator[tuple[Bell, Bell]]:
-    job = secrets.token_hex(4)
-    pair = Bell(job, 0), Bell(job, 1)
+    first = Bell(0, 3)
+    pair = first, Bell(1, 3, first.path)
     yield pair
     for bell in pair:
         bell.close()
 
 
-def test_a_ring_wakes_the_sleeper(bells: tuple[Bell, Bell]) -> None:
-    timer = threading.Timer(0.05, bells[0].ring, args=[(1,)])
-    timer.start()
+def slept(bell: Bell, seconds: float) -> float:
     start = time.monotonic()
-    bells[1].sleep(10.0)
-    assert time.monotonic() - start < 5.0
+    bell.sleep(seconds)
+    return time.monotonic() - start
+
+
+def test_a_ring_wakes_the_sleeper(bells: tuple[Bell, Bell]) -> None:
+    bells[1].lie_down()
+    timer = threading.Timer(0.05, bells[0].ring, args=[1])
+    timer.start()
+    assert slept(bells[1], 10.0) < 5.0
     timer.join()
 
 
-def test_rings_before_the_sleep_are_not_lost_and_do_not_pile_up(bells: tuple[Bell, Bell]) -> None:
+def test_a_ring_between_lying_down_and_sleeping_is_not_lost(bells: tuple[Bell, Bell]) -> None:
+    bells[1].lie_down()
+    bells[0].ring(1)
+    assert slept(bells[1], 10.0) < 5.0
+
+
+def test_rings_do_not_pile_up(bells: tuple[Bell, Bell]) -> None:
+    bells[1].lie_down()
     for _ in range(1000):
-        bells[0].ring((1,))
-    start = time.monotonic()
-    bells[1].sleep(10.0)
-    assert time.monotonic() - start < 5.0
-    start = time.monotonic()
-    bells[1].sleep(0.05)
-    assert time.monotonic() - start > 0.04
+        bells[0].ring(1)
+    bells[1].get_up()
+    assert slept(bells[1], 0.05) > 0.04
 
 
-def test_ringing_oneself_or_nobody_does_nothing(bells: tuple[Bell, Bell]) -> None:
-    bells[0].ring((0, 7, 7))
-    start = time.monotonic()
-    bells[0].sleep(0.02)
-    assert time.monotonic() - start > 0.01
+def test_who_does_not_lie_down_is_not_rung(bells: tuple[Bell, Bell]) -> None:
+    for rank in (0, 1, 2):
+        bells[0].ring(rank)
+    assert slept(bells[0], 0.02) > 0.01
+    assert slept(bells[1], 0.02) > 0.01
 
 
 def token_round(rounds: int) -> float:

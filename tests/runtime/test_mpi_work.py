@@ -104,6 +104,42 @@ def test_work_can_be_asked_waited_for_and_turned_into_a_future() -> None:
         }
 
 
+def futures() -> dict[str, Any]:
+    """Rank 1 comes late; rank 0 meanwhile holds futures and never calls MPI itself."""
+    rank = dist.get_rank()
+    found: dict[str, Any] = {}
+    if rank == 1:
+        time.sleep(0.3)
+    sums = [torch.full((size,), float(rank + 1)) for size in (3, 1 << 18)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in sums]
+    made = [work.get_future() for work in works]
+    found["early"] = [future.done() for future in made]
+    found["same"] = works[0].get_future() is made[0]
+    squared = made[0].then(lambda future: future.value()[0] ** 2)
+    found["then"] = squared.wait().tolist()
+    found["sums"] = [future.wait()[0].unique().tolist() for future in made]
+    found["wait"] = all(work.wait() and work.is_completed() for work in works)
+    late = dist.new_group([0, 1], timeout=timedelta(seconds=0.2))
+    if rank == 0:
+        try:
+            dist.all_reduce(torch.empty(4), group=late, async_op=True).get_future().wait()
+        except StalledError as error:
+            found["error"] = str(error)
+    return found
+
+
+def test_futures_are_completed_while_their_owner_does_something_else() -> None:
+    found = run_ranks(futures, 2)
+    assert found[0]["early"] == [False, False]
+    for entry in found:
+        assert entry["same"]
+        assert entry["wait"]
+        assert entry["then"] == [9.0] * 3
+        assert entry["sums"] == [[3.0], [3.0]]
+    for word in ("rank 0", "all_reduce", "[4] float32", "0.2 s"):
+        assert word in found[0]["error"]
+
+
 def forgotten_send() -> bool:
     rank = dist.get_rank()
     big = 1 << 20

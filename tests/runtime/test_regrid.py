@@ -32,3 +32,8 @@ def test_users_regrid_is_differentiable(transport):
     for y, grad, mine in run_ranks(regrid_cases.check_user_call, size=2, transport=transport):
         assert torch.equal(y, torch.arange(60, dtype=torch.float64).reshape(1, 2, 6, 5))
         assert torch.equal(grad, 2 * mine)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi4py"])
+def test_a_users_regrid_leaves_a_gradient_that_others_share_alone(transport):
+    assert run_ranks(regrid_cases.check_shared_gradient, size=3, transport=transport) == [(True, True)] * 3

@@ -1,8 +1,16 @@
-"""How much of an exchange disappears behind a computation that calls `progress()` now and then."""
+"""How much of a message disappears behind a computation that calls `progress()` now and then.
+
+Within a node a large message is one copy, made by the receiver inside an MPI call. So a sender can hide all
+of it, while a receiver without a spare core pays for the copy whenever it is made:
+
+    one way      rank 0 sends and computes, rank 1 receives at once; seconds of rank 0
+    both ways    both send, receive and compute
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,39 +22,53 @@ SIZES = [1 << 20, 16 << 20, 64 << 20]
 
 
 def measure(ranks: Any, effort: float) -> list[dict[str, Any]]:
-    """Return one row per size: seconds alone, exposed seconds and the share hidden."""
+    """Return one row per direction and size: seconds alone and exposed seconds."""
     rows = []
-    for size in SIZES:
-        sent, received = torch.zeros(size // 4), torch.zeros(size // 4)
-        peer = 1 - ranks.rank
-        matrix = torch.ones(192, 192)
-
-        def start(sent: Any = sent, received: Any = received, peer: int = peer) -> list[Any]:
-            return [dist.irecv(received, peer), dist.isend(sent, peer)]
-
-        def exchange(start: Any = start) -> None:
-            for work in start():
-                work.wait()
-
-        alone = ranks.median({"alone": exchange}, max(3, int(4 * effort)))["alone"]
-        steps = max(4, int(1.5 * alone / _step_seconds(matrix)))
-
-        def compute(matrix: torch.Tensor = matrix, steps: int = steps) -> None:
-            for _ in range(steps):
-                torch.mm(matrix, matrix)
-                progress()
-
-        def both(start: Any = start, compute: Any = compute) -> None:
-            works = start()
-            compute()
-            for work in works:
-                work.wait()
-
-        kinds = {"compute": compute, "both": both, "exchange": exchange}
-        times = ranks.median(kinds, max(3, int(4 * effort)))
-        exposed = max(0.0, times["both"] - times["compute"])
-        rows.append({"bytes": size, "alone": times["exchange"], "exposed": exposed})
+    for direction in ("one way", "both ways"):
+        for size in SIZES:
+            rounds = max(5, int(effort * (60 if size == SIZES[0] else 12)))
+            rows.append({"direction": direction, "bytes": size} | _row(ranks, direction, size, rounds))
     return rows
+
+
+def _row(ranks: Any, direction: str, size: int, rounds: int) -> dict[str, float]:
+    sent, received = torch.zeros(size // 4), torch.zeros(size // 4)
+    sends = direction == "both ways" or ranks.rank == 0
+    receives = direction == "both ways" or ranks.rank == 1
+    computes = direction == "both ways" or ranks.rank == 0
+    peer, matrix = 1 - ranks.rank, torch.ones(192, 192)
+
+    def start() -> list[Any]:
+        works = [dist.irecv(received, peer)] if receives else []
+        return works + ([dist.isend(sent, peer)] if sends else [])
+
+    def exchange() -> None:
+        for work in start():
+            work.wait()
+
+    alone = ranks.median({"alone": exchange}, 5)["alone"]
+    # The same number on both ranks, or one would wait for the other's computation.
+    steps = torch.tensor([max(4.0, 1.5 * alone / _step_seconds(matrix))])
+    dist.broadcast(steps, 0)
+    compute = _computation(matrix, int(steps)) if computes else lambda: None
+
+    def both() -> None:
+        works = start()
+        compute()
+        for work in works:
+            work.wait()
+
+    times = ranks.median({"compute": compute, "both": both, "exchange": exchange}, rounds)
+    return {"alone": times["exchange"], "exposed": max(0.0, times["both"] - times["compute"])}
+
+
+def _computation(matrix: torch.Tensor, steps: int) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(steps):
+            torch.mm(matrix, matrix)
+            progress()
+
+    return run
 
 
 def _step_seconds(matrix: torch.Tensor) -> float:

@@ -55,4 +55,7 @@ def _halves(
     size = dist.get_world_size(group)
     ranks = dist.get_process_group_ranks(group) if group is not None else list(range(size))
     wire = wire_of(group if group is not None else dist.group.WORLD, ranks)
-    return bind_regrid(src, dst, messages(src, dst), rank, wire, dtype, device, what="sw.regrid")
+    # Autograd may hand the same gradient to other functions as well.
+    return bind_regrid(
+        src, dst, messages(src, dst), rank, wire, dtype, device, what="sw.regrid", owns_gradient=False
+    )

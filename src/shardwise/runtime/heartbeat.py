@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from shardwise.runtime.completer import Outstanding
 from shardwise.runtime.failure import end_job
 from shardwise.runtime.poller import describe
 from shardwise.runtime.watchdog import Judgement, Peer, State, judge
@@ -60,6 +61,8 @@ class Heartbeat:
         self._count = 0
         self._left = False
         self._wait: _Wait | None = None
+        self._asleep: _Wait | None = None
+        self.outstanding: Callable[[], Outstanding | None] | None = None
         self._verdict: str | None = None
         self._progress = 0
         self._seen: dict[int, _Sighting] = {}
@@ -120,18 +123,30 @@ class Heartbeat:
             if count != last_count or (self._wait is None and used > _BUSY_SHARE):
                 self._progress += 1
             last_count, last_cpu, last_time = count, cpu, now
+            self._notice_sleep(used)
             try:
                 self._publish(now)
                 self._watch(now)
             except (dist.DistError, RuntimeError) as error:
                 # The store lives in rank 0 or the launcher: without it the job is over or ending.
-                if self._wait is not None:
+                if self._current() is not None:
                     self._give_up(f"the job's store, kept by rank 0 or the launcher, is gone ({error})")
             if self._stopping.wait(self._period):
                 return
 
+    def _notice_sleep(self, used: float) -> None:
+        """Note a wait that nobody announced: a rank that computes nothing while futures are outstanding."""
+        oldest = self.outstanding() if self.outstanding is not None and used < _BUSY_SHARE else None
+        if oldest is None:
+            self._asleep = None
+        elif self._asleep is None or self._asleep.what != oldest.describe:
+            self._asleep = _Wait(tuple(oldest.ranks), oldest.describe, time.monotonic(), polled=False)
+
+    def _current(self) -> _Wait | None:
+        return self._wait if self._wait is not None else self._asleep
+
     def _publish(self, now: float) -> None:
-        wait = self._wait
+        wait = self._current()
         state = State.LEFT if self._left else State.WAITING if wait is not None else State.BUSY
         record = {
             "state": state.value,
@@ -145,7 +160,7 @@ class Heartbeat:
         self._store.set(str(self.rank), json.dumps(record))
 
     def _watch(self, now: float) -> None:
-        wait = self._wait
+        wait = self._current()
         if wait is None or now - wait.since < self._period:
             self._seen.clear()
             return
@@ -156,7 +171,7 @@ class Heartbeat:
             # Whoever leaves waits only for those that have not left yet.
             ranks = tuple(rank for rank in ranks if rank in peers and peers[rank].state is not State.LEFT)
         found = judge(self.rank, ranks, waited, peers, self.timeout_seconds)
-        if wait is not self._wait:
+        if wait is not self._current():
             return
         if found.fatal:
             self._give_up(found.reason)
@@ -196,7 +211,7 @@ class Heartbeat:
         print(text, file=sys.stderr, flush=True)
 
     def _give_up(self, reason: str) -> None:
-        wait = self._wait
+        wait = self._current()
         if wait is None or self._verdict is not None:
             return
         self._verdict = reason

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shardwise.runtime.bell import Bell
+from shardwise.runtime.completer import Completer
 from shardwise.runtime.errors import StalledError
 
 
@@ -79,6 +80,7 @@ class Poller:
         self.drive = drive
         self.watch: Watch | None = None
         self.bell: Bell | None = None
+        self.completer = Completer()
         self._adopted: list[tuple[Request, object]] = []
 
     def wait(
@@ -138,11 +140,15 @@ class Poller:
         what: object,
         ranks: Sequence[int],
     ) -> None:
-        clock, watch = time.perf_counter, None
+        clock, watch, bell = time.perf_counter, None, self.bell
         pause = self.backoff.max_sleep_seconds / 8
-        sleep = time.sleep if self.bell is None else self.bell.sleep
+        sleep = time.sleep if bell is None else bell.sleep
         try:
-            while not test():
+            while True:
+                if bell is not None:
+                    bell.lie_down()
+                if test():
+                    return
                 waited = clock() - start
                 if waited > deadline_seconds:
                     raise StalledError(f"{describe(what)}: not complete after {waited:.1f} s")
@@ -154,6 +160,8 @@ class Poller:
                 sleep(pause)
                 pause = min(pause * 1.5, self.backoff.max_sleep_seconds)
         finally:
+            if bell is not None:
+                bell.get_up()
             if watch is not None:
                 watch.end_wait()
             elif self.watch is not None:
@@ -163,7 +171,8 @@ class Poller:
     def ring(self, ranks: Sequence[int]) -> None:
         """Wake ranks of this node that messages were just sent to; does nothing where each has a core."""
         if self.bell is not None:
-            self.bell.ring(ranks)
+            for rank in ranks:
+                self.bell.ring(rank)
 
     def adopt(self, request: Request, buffers: object) -> None:
         """Keep a request that nobody will wait for, and its buffers, until it is complete."""
@@ -180,6 +189,7 @@ class Poller:
         """Let outstanding messages advance; to be called between computations."""
         if self.drive is not None:
             self.drive()
+        self.completer.poll()
         if self._adopted:
             self._adopted[:] = [entry for entry in self._adopted if not entry[0].Test()]
 

@@ -90,8 +90,14 @@ class Exchange:
         for message in messages:
             by_peer.setdefault(peer(message), []).append(message)
         parcels, pieces = [], []
+        packed: dict[tuple[Box, ...], Tensor] = {}
         for other, group in by_peer.items():
-            buffer = empty((sum(m.box.size for m in group),), self.dtype, self.device)
+            boxes = tuple(m.box for m in group)
+            if covered is None and boxes in packed:
+                # Several ranks need the very same: packed once, sent to each.
+                parcels.append(Parcel(other, packed[boxes]))
+                continue
+            buffer = packed[boxes] = empty((sum(box.size for box in boxes),), self.dtype, self.device)
             parcels.append(Parcel(other, buffer))
             offset = 0
             for m in group:
@@ -175,10 +181,12 @@ def bind_regrid(
     tag: int = 0,
     what: str = "regrid",
     stored: Box | None = None,
+    owns_gradient: bool = True,
 ) -> tuple[Exchange | AllReduce, Exchange | AllReduce]:
-    """Return this rank's part of a regrid and of its adjoint, which may change the gradient it is given.
+    """Return this rank's part of a regrid and of its adjoint.
 
-    `stored` is what the result covers if that is more than this rank's box in `dst`: zeros around it.
+    `stored` is what the result covers if that is more than this rank's box in `dst`: zeros around it. An
+    adjoint that `owns_gradient` may change and keep the gradient it is given instead of copying it.
     """
     if src.ranks == dst.ranks and src.partial and dst.is_whole and src.as_partial(False).is_whole:
         both = AllReduce(wire, src.shape, dtype, device)
@@ -186,7 +194,8 @@ def bind_regrid(
     held, wanted = src.box(rank), dst.box(rank) if stored is None else stored
     back = [Message(m.target, m.source, m.box) for m in messages]
     forward = Exchange(rank, messages, held, wanted, wire, dtype, device, tag, what)
-    adjoint = Exchange(rank, back, wanted, held, wire, dtype, device, tag, f"{what} (backward)", True)
+    what_back = f"{what} (backward)"
+    adjoint = Exchange(rank, back, wanted, held, wire, dtype, device, tag, what_back, owns_gradient)
     return forward, adjoint
 
 

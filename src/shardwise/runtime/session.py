@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import secrets
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -96,6 +96,7 @@ def init(backend: str | None = None, timeout: float | timedelta | None = None) -
         if chosen == mpi.BACKEND:
             poller = mpi.poller()
             poller.watch = _heartbeat
+            _heartbeat.outstanding = poller.completer.oldest
             if poller.drive is not None and wanted(cores(), place.local_size, threads):
                 _progress_thread = ProgressThread(poller.drive)
     atexit.register(finalize)
@@ -125,6 +126,7 @@ def finalize() -> None:
         dist.destroy_process_group()
     if session.backend == mpi.BACKEND:
         poller = mpi.poller()
+        poller.completer.stop()
         poller.watch = None
         if poller.bell is not None:
             poller.bell.close()
@@ -193,10 +195,13 @@ def _set_threads(place: Place) -> int:
 
 
 def _hang_bell(store: Store, place: Place) -> Bell:
-    """Hang up this rank's bell under a name no other job has, before any message can be sent."""
-    if place.rank == 0:
-        store.set("bell", secrets.token_hex(8))
-    return Bell(store.get("bell").decode(), place.rank)
+    """Hang up this rank's bell beside those of its node, before any message can be sent."""
+    node = f"bells/{socket.gethostname()}"
+    if place.local_rank > 0:
+        return Bell(place.rank, place.size, store.get(node).decode())
+    bell = Bell(place.rank, place.size)
+    store.set(node, bell.path)
+    return bell
 
 
 def _timeout_seconds(timeout: float | timedelta | None) -> float:

@@ -43,8 +43,10 @@ class Core(dist.ProcessGroup):
         self.me = self.members[self._rank]
         self._others = tuple(rank for rank in self.members if rank != self.me)
         self._deadline_seconds = timeout.total_seconds()
-        self._byte = load().BYTE
-        self._in_place = load().IN_PLACE
+        mpi = load()
+        self.threaded = mpi.Query_thread() == mpi.THREAD_MULTIPLE
+        self._byte = mpi.BYTE
+        self._in_place = mpi.IN_PLACE
         self._group_name = name
         self._group_desc = ""
 
@@ -93,8 +95,8 @@ class Core(dist.ProcessGroup):
         """Return the handle of a collective that was just started."""
         # In a pair the other rank is all there is to wake; in larger groups waking everybody at every
         # collective costs more switches than it saves.
-        if self.poller.bell is not None and self._size == 2:
-            self.poller.bell.ring(self._others)
+        if self._size == 2:
+            self.poller.ring(self._others)
         seconds = self._deadline_seconds
         if opts is not None and (asked := opts.timeout.total_seconds()) > 0:
             seconds = asked

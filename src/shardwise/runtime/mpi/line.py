@@ -50,8 +50,7 @@ class MPILine:
             for device, host in self.sends:
                 host.copy_(device)
         self.startall(self.requests)
-        if self.poller.bell is not None:
-            self.poller.bell.ring(self.targets)
+        self.poller.ring(self.targets)
 
     def finish(self) -> None:
         """Return when all of them are complete."""

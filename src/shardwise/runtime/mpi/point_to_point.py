@@ -27,7 +27,7 @@ class PointToPoint(Core):
         request = self.comm.Isend([buffer, nbytes, self._byte], dst, tag)
         peer = self.members[dst]
         if self.poller.bell is not None:
-            self.poller.bell.ring((peer,))
+            self.poller.bell.ring(peer)
         return MPIWork(self, request, self._deadline_seconds, "send", (peer,), tensors, ready)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> MPIWork:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardwise.runtime.completer import Outstanding, Owed
 from shardwise.runtime.mpi.buffers import Finish
 from shardwise.runtime.poller import Poller, Request
 
@@ -26,12 +28,27 @@ class Batch:
         return not self._pending
 
 
+class Promised:
+    """Look at the future that the completer settles."""
+
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def Test(self) -> bool:
+        """Return whether the future is settled; raise what went wrong."""
+        if not self._future.done():
+            return False
+        self._future.value()
+        return True
+
+
 class Party(Protocol):
     """What a handle needs to know of its group."""
 
     poller: Poller
     label: str
     me: int
+    threaded: bool
 
 
 class MPIWork(dist.Work):
@@ -58,6 +75,7 @@ class MPIWork(dist.Work):
         # MPI does not own the buffers: they live as long as the request does.
         self._keep = keep
         self._finish = finish
+        self._future: Any = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when the operation is complete, or raise `StalledError` after the timeout."""
@@ -105,14 +123,32 @@ class MPIWork(dist.Work):
         return self._outputs
 
     def get_future(self) -> Any:
-        """Return a completed future of the outputs.
+        """Return a future of the outputs, which is completed by a thread while others compute."""
+        if self._future is None:
+            devices = list({tensor.device for tensor in self._outputs if not tensor.is_cpu})
+            self._future = torch.futures.Future(devices=devices)
+            self._promise(self._future)
+        return self._future
 
-        A future's waiters sleep in C++, where nobody would drive MPI, so this waits first.
-        """
-        self.wait()
-        future: Any = torch.futures.Future()
-        future.set_result(self._outputs)
-        return future
+    def _promise(self, future: Any) -> None:
+        if not self._party.threaded:
+            # This MPI was built for one thread at a time: nobody could drive it while a waiter sleeps.
+            self.wait()
+        request = self._request
+        if request is None:
+            future.set_result(self._outputs)
+            return
+        outputs, finish, keep = self._outputs, self._finish, self._keep
+
+        def settle(keep: object = keep) -> list[Tensor]:
+            if finish is not None:
+                finish()
+            return outputs
+
+        # MPI forbids two threads to test one request: from now on this handle only looks at the future.
+        self._request, self._finish, self._keep = Promised(future), None, None
+        since = Outstanding(self.describe, self._ranks, time.monotonic())
+        self._party.poller.completer.add(Owed(request, settle, future, self._deadline_seconds, since))
 
     def _complete(self) -> None:
         self._request = None
@@ -123,7 +159,7 @@ class MPIWork(dist.Work):
 
     def __del__(self) -> None:
         request = getattr(self, "_request", None)
-        if request is not None:
+        if request is not None and self._future is None:
             self._party.poller.adopt(request, (self._keep, self._outputs))
 
 
