@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch.distributed import HashStore
 
+from shardwise.runtime import heartbeat as module
+from shardwise.runtime.completer import Outstanding
 from shardwise.runtime.heartbeat import Heartbeat
 
 TIMEOUT = 0.8
@@ -70,3 +72,18 @@ def test_the_end_of_a_wait_clears_its_verdict(pair: tuple[Heartbeat, Heartbeat])
     first.end_wait()
     first.begin_wait((1,), "again")
     assert first.verdict() is None
+
+
+def test_sleep_with_futures_outstanding_is_a_wait_and_computing_is_not(
+    pair: tuple[Heartbeat, Heartbeat], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(module, "end_job", ended.append)
+    first, _ = pair
+    bucket = Outstanding(lambda: "all_reduce of a bucket", (1,), time.monotonic())
+    first.outstanding = lambda: bucket
+    first._notice_sleep(used=0.9)
+    assert first._current() is None
+    assert within(10, lambda: bool(ended))
+    assert ended == [1]
+    assert "all_reduce of a bucket: gave up" in capsys.readouterr().err

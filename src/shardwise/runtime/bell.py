@@ -19,6 +19,9 @@ import mmap
 import os
 import time
 
+# From about this size a send is complete only when its receiver says so: the receiver rings back.
+ANSWERED_BYTES = 16 << 10
+
 _SLOT_BYTES = 64
 _FLAG = 32
 # Without and with giving the interpreter's lock away: posting is too short for that, waiting is not.
@@ -31,8 +34,6 @@ class _Time(ctypes.Structure):
 
 _post = _quick.sem_post
 _post.argtypes = (ctypes.c_void_p,)
-_try = _quick.sem_trywait
-_try.argtypes = (ctypes.c_void_p,)
 _make = _quick.sem_init
 _make.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
 _wait = _patient.sem_timedwait
@@ -77,10 +78,8 @@ class Bell:
         _wait(self._own, self._until)
 
     def get_up(self) -> None:
-        """Ask not to be rung any more, and forget rings that came too late."""
+        """Ask not to be rung any more; a ring that came too late only shortens the next sleep."""
         self._asleep[self._rank] = 0
-        while _try(self._own) == 0:
-            pass
 
     def close(self) -> None:
         """Take the bell down; nobody can open the memory through this process any more."""

@@ -88,10 +88,8 @@ class Poller:
     ) -> None:
         """Return when the request is complete, or raise `StalledError` that names `what`."""
         test = request.Test
-        for _ in range(_TESTS_PER_CLOCK):
-            if test():
-                return
-        self._wait_longer(test, deadline_seconds, what, ranks)
+        if not test():
+            self._wait_longer(test, deadline_seconds, what, ranks)
 
     def wait_all(
         self, requests: Sequence[Request], deadline_seconds: float, what: object, ranks: Sequence[int] = ()
@@ -114,12 +112,10 @@ class Poller:
         start = clock()
         backoff = self.backoff
         spin_end = start + backoff.spin_seconds
-        while True:
+        while clock() < spin_end:
             for _ in range(_TESTS_PER_CLOCK):
                 if test():
                     return
-            if clock() >= spin_end:
-                break
         yield_end = min(start + backoff.yield_seconds, start + deadline_seconds)
         give_way = os.sched_yield
         now = clock()

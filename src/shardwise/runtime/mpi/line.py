@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwise.runtime.bell import ANSWERED_BYTES
 from shardwise.runtime.mpi.buffers import memory, readable
 from shardwise.runtime.mpi.library import cuda_aware, load
 from shardwise.runtime.mpi.registration import group_comm, poller
@@ -42,6 +43,7 @@ class MPILine:
         peers = sorted({wire.ranks[p.peer] for p in (*receives, *sends)})
         self.peers, self.what = peers, f"{what} with ranks {peers}"
         self.targets = tuple(wire.ranks[p.peer] for p in sends)
+        self.answers = tuple(wire.ranks[p.peer] for p in receives if p.buffer.nbytes >= ANSWERED_BYTES)
         self.staged = any(a is not b for a, b in (*self.receives, *self.sends))
 
     def start(self) -> None:
@@ -55,6 +57,7 @@ class MPILine:
     def finish(self) -> None:
         """Return when all of them are complete."""
         self.poller.wait_all(self.requests, self.deadline_seconds, self.what, self.peers)
+        self.poller.ring(self.answers)
         if self.staged:
             for device, host in self.receives:
                 device.copy_(host)
@@ -69,9 +72,16 @@ class MPIPending:
     """One message under way, with the host copy it may need."""
 
     def __init__(
-        self, request: Any, wire: MPIWire, what: str, peers: Sequence[int], copy: tuple[Tensor, Tensor]
+        self,
+        request: Any,
+        wire: MPIWire,
+        what: str,
+        peers: Sequence[int],
+        copy: tuple[Tensor, Tensor],
+        answers: Sequence[int] = (),
     ) -> None:
         self.request, self.wire, self.what, self.peers, self.copy = request, wire, what, peers, copy
+        self.answers = answers
 
     def wait(self) -> None:
         """Return when it is complete."""
@@ -87,6 +97,7 @@ class MPIPending:
         return True
 
     def _land(self) -> None:
+        self.wire.poller.ring(self.answers)
         device, host = self.copy
         if device is not host:
             device.copy_(host)
@@ -119,7 +130,9 @@ class MPIWire:
         """Post one receive."""
         host = _stage(parcel.buffer)
         request = self.comm.Irecv([memory(host), host.nbytes, load().BYTE], self.places[parcel.peer], tag)
-        return MPIPending(request, self, what, (self.ranks[parcel.peer],), (parcel.buffer, host))
+        peers = (self.ranks[parcel.peer],)
+        answers = peers if host.nbytes >= ANSWERED_BYTES else ()
+        return MPIPending(request, self, what, peers, (parcel.buffer, host), answers)
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks of the group up, in place."""

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from shardwise.runtime.bell import ANSWERED_BYTES
 from shardwise.runtime.mpi.buffers import readable, writable
-from shardwise.runtime.mpi.core import Core
+from shardwise.runtime.mpi.core import Core, in_chain
 from shardwise.runtime.mpi.library import load
 from shardwise.runtime.mpi.work import MPIWork, ReceivedFromAny, StatusRequest
 
@@ -38,6 +40,8 @@ class PointToPoint(Core):
         buffer = load().memory.fromaddress(target.data_ptr(), nbytes)
         request = self.comm.Irecv([buffer, nbytes, self._byte], src, tag)
         peer = self.members[src]
+        if nbytes >= ANSWERED_BYTES and (bell := self.poller.bell) is not None:
+            finish = in_chain([finish, partial(bell.ring, peer)])
         return MPIWork(self, request, self._deadline_seconds, "recv", (peer,), tensors, target, finish)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> MPIWork:
