@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardwise.runtime.errors import StalledError
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from shardwise.runtime.poller import Request
 
 _SHORT_SECONDS = 50e-6
-_LONG_SECONDS = 2e-3
-# After this long the wait is for a peer that computes, not for a message under way.
+_LONG_SECONDS = 1e-3
+# After this long without a new operation the wait is for a peer that computes, not for a message under way.
 _PATIENT_AFTER_SECONDS = 20e-3
 
 
@@ -52,6 +53,8 @@ class Completer:
 
     def __init__(self) -> None:
         self._owed: list[Owed] = []
+        # MPI may still write to the buffers of what was given up: they are kept.
+        self._given_up: list[Owed] = []
         self._testing = threading.Lock()
         self._arrived = threading.Condition()
         self._stopping = False
@@ -72,12 +75,16 @@ class Completer:
         if not self._owed or not self._testing.acquire(blocking=False):
             return
         try:
-            done = [owed for owed in list(self._owed) if _advance(owed)]
+            done = [(owed, word) for owed in list(self._owed) if (word := self._advance(owed)) is not None]
             if done:
+                finished = {id(owed) for owed, _ in done}
                 with self._arrived:
-                    self._owed = [owed for owed in self._owed if not any(owed is other for other in done)]
+                    self._owed = [owed for owed in self._owed if id(owed) not in finished]
         finally:
             self._testing.release()
+        # A future's callbacks run inside this call, and may start operations of their own.
+        for _, word in done:
+            word()
 
     def oldest(self) -> Outstanding | None:
         """Return what has been under way longest."""
@@ -93,6 +100,21 @@ class Completer:
         if thread is not None:
             thread.join()
 
+    def _advance(self, owed: Owed) -> Callable[[], None] | None:
+        """Let an operation advance; return what tells its future once there is something to tell."""
+        # Whatever goes wrong here belongs to whoever waits for the future, not to this thread.
+        try:
+            if owed.request.Test():
+                return partial(owed.future.set_result, owed.settle())
+        except Exception as error:
+            return partial(owed.future.set_exception, error)
+        waited = time.monotonic() - owed.outstanding.since
+        if waited < owed.deadline_seconds:
+            return None
+        self._given_up.append(owed)
+        text = f"{owed.outstanding.describe()}: not complete after {waited:.1f} s"
+        return partial(owed.future.set_exception, StalledError(text))
+
     def _run(self) -> None:
         while True:
             with self._arrived:
@@ -100,24 +122,7 @@ class Completer:
                     self._arrived.wait()
                 if self._stopping:
                     return
-                began = self._owed[0].outstanding.since
+                newest = self._owed[-1].outstanding.since
             self.poll()
-            waited = time.monotonic() - began
-            time.sleep(_SHORT_SECONDS if waited < _PATIENT_AFTER_SECONDS else min(_LONG_SECONDS, waited / 20))
-
-
-def _advance(owed: Owed) -> bool:
-    """Let an operation advance and tell whether its future is settled."""
-    # Whatever goes wrong here belongs to whoever waits for the future, not to this thread.
-    try:
-        if not owed.request.Test():
-            waited = time.monotonic() - owed.outstanding.since
-            if waited < owed.deadline_seconds:
-                return False
-            raise StalledError(f"{owed.outstanding.describe()}: not complete after {waited:.1f} s")
-        result = owed.settle()
-    except Exception as error:
-        owed.future.set_exception(error)
-    else:
-        owed.future.set_result(result)
-    return True
+            recent = time.monotonic() - newest < _PATIENT_AFTER_SECONDS
+            time.sleep(_SHORT_SECONDS if recent else _LONG_SECONDS)
