@@ -1,27 +1,55 @@
-"""One rank: train one step of a keras.applications model under a plan, compare with Keras itself."""
+"""One keras.applications model under several plans, against Keras itself.
+
+The model is built, captured and run by Keras once, in the process that then forks the ranks: they share its
+memory, and each compares what it holds. They talk over Gloo, since a forked process cannot join MPI.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-from pathlib import Path
-
-os.environ.setdefault("KERAS_BACKEND", "torch")
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 import torch
+from forked import run_ranks
 from keras.src.backend.common import dtypes
+from torch import Tensor
 
 import shardwise as sw
-from shardwise.graph.keras import KerasModule, wrap
+from shardwise.graph.keras import KerasModule
+from shardwise.training.loss_graph import WholeLoss
 
 SMALLEST = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71}
 BATCH = 2
+_LAST_BITS = 4e-16
 
 
-def build(name: str) -> keras.Model:
+class Captured(KerasModule):
+    """A model whose graph is captured once for all plans."""
+
+    kept: Any = None
+
+    def capture(self, example: Any, *, training: bool, check: bool) -> Any:
+        """Return the graph; what it computes is compared with Keras after each step."""
+        if self.kept is None:
+            self.kept = super().capture(example, training=training, check=False)
+        return self.kept
+
+
+class Watched(WholeLoss):
+    """Cross-entropy of probabilities that keeps the outputs it saw."""
+
+    def __init__(self) -> None:
+        self.seen: Tensor | None = None
+
+    def __call__(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Return the mean loss."""
+        self.seen = outputs.detach()
+        return -(outputs.clamp(min=1e-12).log() * target).sum(1).mean()
+
+
+def build(name: str) -> Any:
     """Return the model for its smallest input, in double precision and without dropout."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
@@ -32,71 +60,81 @@ def build(name: str) -> keras.Model:
     model = getattr(keras.applications, name)(weights=None, input_shape=(size, size, 3), classes=10)
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Dropout):
-            layer.rate = 0
+            layer.rate = 0  # masks are drawn differently
     return model
 
 
-def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return -(outputs.clamp(min=1e-12).log() * target).sum(1).mean()
-
-
-def reference(module: KerasModule, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return output, gradients and averages of one step of Keras; the model is left as it was."""
+def reference(module: KerasModule, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return outputs, gradients and averages of one step of Keras; the model is left as it was."""
     start = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.train()
     output = module(x)
-    loss(output, y).backward()
+    Watched()(output, y).backward()
     result = {"output": output.detach()}
     for entry in module.variables:
         if entry.is_trained:
-            result[entry.name] = entry.view.apply(entry.variable.value.grad).clone()
+            result[entry.name] = entry.view.apply(entry.variable.value.grad)
             entry.variable.value.grad = None
     for name, buffer in module.named_buffers():
-        result[name] = buffer.clone()
+        if buffer.is_floating_point():
+            result[name] = buffer.clone()
         buffer.copy_(start[name])
     return result
 
 
-def worst(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
-    largest = max(float(t.double().abs().max()) for t in wanted.values())
-    ratios = []
-    for name, b in wanted.items():
-        if name in found:
-            scale = max(float(b.double().abs().max()), 1e-6 * largest)
-            ratios.append(float((found[name].double() - b.double()).abs().max()) / scale)
-    return max(ratios)
+def differences(
+    found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], largest: float
+) -> dict[str, float]:
+    """Return how far tensors are off by name, relative to the largest value of each."""
+    result = {}
+    for name, tensor in found.items():
+        scale = max(float(wanted[name].abs().max()), 1e-6 * largest)
+        result[name] = float((tensor - wanted[name]).abs().max()) / scale
+    return result
 
 
-def main() -> None:
-    name, plan, target = sys.argv[1:]
+def one_rank(module: Captured, plan: str, x: Tensor, y: Tensor, wanted: Mapping[str, Tensor]) -> Any:
+    """Train one step under a plan; return how far each tensor of this rank is from Keras's."""
+    sw.init(backend="gloo")
+    loss = Watched()
+    trainer = sw.Trainer(module, (x, y), plan, loss=loss)
+    trainer.step(x, y)
+    found = {name: p.grad for name, p in trainer.store.parameters.items() if p.grad is not None}
+    found |= {n: t for n, t in trainer.store.tensors.items() if n in wanted and n not in found}
+    found |= {} if loss.seen is None else {"output": loss.seen}
+    return differences(found, wanted, max(float(t.abs().max()) for t in wanted.values()))
+
+
+def compare(name: str, plans: Mapping[str, int], seconds: float, keep: Any) -> None:
+    """Run a model under plans and give each row to `keep`."""
     torch.set_num_threads(1)
-    session = sw.init()
     begun = time.perf_counter()
-    model = build(name)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn((BATCH, *model.input_shape[1:]), generator=generator, dtype=torch.float64)
-    y = torch.nn.functional.one_hot(torch.arange(BATCH) % 10, 10).double()
-    module = wrap(model)
+    module = Captured(build(name))
+    shape = module.model.input_shape[1:]
+    x = torch.randn((BATCH, *shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.nn.functional.one_hot(torch.arange(BATCH), 10).double()
+    graph = module.capture((x,), training=True, check=False)
     wanted = reference(module, x, y)
-    nearby = reference(module, x * (1 + 4e-16 * torch.sign(x)), y)
-    trainer = sw.Trainer(model, (x, y), plan, loss=loss)
-    value = trainer.step(x, y)
-    # Of parameters the gradients are compared, of buffers the values.
-    found = {**trainer.state_dict(), **trainer.gradients()}
-    wanted["loss"], nearby["loss"] = loss(wanted.pop("output"), y), loss(nearby.pop("output"), y)
-    found["loss"] = torch.tensor(value, dtype=torch.float64)
-    if session.rank == 0:
-        row = {
-            "model": name,
-            "plan": plan,
-            "layers": len(trainer.network),
-            "opaque": sum(layer.kind == "other" for layer in trainer.network),
-            "difference": worst(found, wanted),
-            "own": worst(nearby, wanted),
-            "seconds": time.perf_counter() - begun,
-        }
-        Path(target).write_text(json.dumps(row))
-
-
-if __name__ == "__main__":
-    main()
+    largest = max(float(t.abs().max()) for t in wanted.values())
+    nearby = reference(module, x * (1 + _LAST_BITS * torch.sign(x)), y)
+    own = max(differences(nearby, wanted, largest).values())
+    del nearby
+    shared = {
+        "model": name,
+        "layers": len(graph),
+        "opaque": sum(layer.kind == "other" for layer in graph),
+        "own": own,
+        "build": time.perf_counter() - begun,
+    }
+    for plan, ranks in plans.items():
+        start = time.perf_counter()
+        row = {**shared, "plan": plan}
+        try:
+            parts = run_ranks(one_rank, ranks, (module, plan, x, y, wanted), seconds)
+            missing = wanted.keys() - {key for part in parts for key in part}
+            if missing:
+                raise RuntimeError(f"no rank has {sorted(missing)[:3]}")
+            row["difference"] = max(value for part in parts for value in part.values())
+        except RuntimeError as error:
+            row["failed"] = str(error).strip().splitlines()[-1][:200]
+        keep({**row, "seconds": time.perf_counter() - start})
