@@ -10,6 +10,7 @@ from typing import Any
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import keras
+import numpy as np
 import torch
 from keras import layers
 from keras.src.backend.common import dtypes
@@ -166,6 +167,82 @@ def subclassed() -> Any:
     return model
 
 
+def masked() -> Any:
+    """Masks: made, joined, read by a recurrent layer and a mean, and carried into a model inside."""
+    inner_start = keras.Input((6, 5))
+    y = layers.BatchNormalization()(layers.Dense(4, activation="tanh")(inner_start))
+    inner = keras.Model(inner_start, layers.LSTM(3, return_sequences=True)(y), name="inner")
+    x = start = keras.Input((6, 4))
+    x = layers.Masking(0.5)(x)
+    x = layers.Add()([layers.Dense(5)(x), layers.Dense(5, activation="relu")(x)])
+    x = layers.LSTM(4, return_sequences=True)(inner(layers.LayerNormalization()(x)))
+    return keras.Model(start, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+
+
+class ByName(keras.Model):
+    """A model without a graph that takes a dict and gives one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = layers.Conv2D(4, 3, padding="same", activation="relu")
+        self.first, self.second = layers.Dense(3), layers.Dense(2)
+
+    def call(self, inputs: Any) -> Any:
+        x = self.conv(inputs["right"]) - self.conv(inputs["left"])
+        x = keras.ops.mean(x, axis=(1, 2))
+        return {"first": self.first(x), "second": self.second(x)}
+
+
+def by_name() -> Any:
+    """A subclassed model with inputs and outputs by name, and a layer that is called twice."""
+    model = ByName()
+    model({"left": keras.Input((8, 8, 3)), "right": keras.Input((8, 8, 3))})
+    return model
+
+
+class Unpredictable(keras.Model):
+    """A model whose path depends on its data: nothing can be seen of it without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = layers.Conv2D(4, 3, padding="same")
+        self.norm = layers.BatchNormalization()
+        self.head = layers.Dense(3)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        x = self.norm(self.conv(x), training=training)
+        if keras.ops.max(x) > -1e9:
+            x = keras.ops.relu(x)
+        return self.head(keras.ops.mean(x, axis=(1, 2)))
+
+
+def unpredictable() -> Any:
+    """A model that runs whole."""
+    model = Unpredictable()
+    model(np.zeros((1, 8, 8, 3)))
+    return model
+
+
+class OnTensors(keras.Model):
+    """A model whose code calls torch, which knows nothing of Keras's symbols."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = layers.Conv2D(4, 3, padding="same"), layers.Conv2D(4, 3, strides=2)
+        self.norm, self.head = layers.LayerNormalization(), layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        x = self.norm(self.second(torch.relu(self.first(x))))
+        return self.head(x.permute(0, 3, 1, 2).mean((2, 3)))
+
+
+def on_tensors() -> Any:
+    """A subclassed model that only torch.export can enter."""
+    model = OnTensors()
+    model(np.zeros((1, 8, 8, 3)))
+    return model
+
+
 MODELS: dict[str, tuple[Callable[[], Any], tuple[tuple[int, ...], ...]]] = {
     "residual": (residual, ((4, 20, 18, 3),)),
     "everything": (everything, ((3, 17, 19, 3),)),
@@ -175,9 +252,22 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[tuple[int, ...], ...]]] = {
     "several": (several, ((4, 8, 8, 3), (4, 8, 8, 3))),
     "own_layers": (own_layers, ((2, 8, 8, 3),)),
     "subclassed": (subclassed, ((4, 8, 8, 3),)),
+    "masked": (masked, ((3, 6, 4),)),
+    "by_name": (by_name, ((3, 8, 8, 3), (3, 8, 8, 3))),
+    "on_tensors": (on_tensors, ((3, 8, 8, 3),)),
+    "unpredictable": (unpredictable, ((3, 8, 8, 3),)),
 }
 
 
 def random_inputs(shapes: tuple[tuple[int, ...], ...], dtype: str = "float64") -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return [torch.randn(shape, generator=generator, dtype=getattr(torch, dtype)) for shape in shapes]
+    found = [torch.randn(shape, generator=generator, dtype=getattr(torch, dtype)) for shape in shapes]
+    for tensor in found:
+        if tensor.ndim == 3:
+            tensor[1:, -2:] = 0.5  # what the masked model leaves out
+    return found
+
+
+def as_called(model: Any, inputs: list[torch.Tensor]) -> Any:
+    """Return inputs as a model is called with them: by name, or in order."""
+    return dict(zip(("left", "right"), inputs, strict=True)) if isinstance(model, ByName) else tuple(inputs)

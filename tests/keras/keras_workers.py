@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,7 +17,7 @@ import keras
 import keras_models
 import numpy as np
 import torch
-from keras_models import double_precision, random_inputs
+from keras_models import as_called, double_precision, random_inputs
 
 import shardwise as sw
 from shardwise.graph.keras import wrap
@@ -39,9 +41,11 @@ def step_difference(name: str, plan: str, batch: int) -> float:
                 layer.rate = 0  # masks are drawn differently
         inputs = random_inputs(tuple((batch, *shape[1:]) for shape in shapes))
         target = torch.linspace(-1, 1, batch, dtype=torch.float64)
-        trainer = sw.Trainer(model, (tuple(inputs), target), plan, loss=loss)
-        value = trainer.step(tuple(inputs), target)
+        given = as_called(model, inputs)
+        trainer = sw.Trainer(model, (given, target), plan, loss=loss)
+        value = trainer.step(given, target)
         module = wrap(reference)
+        module.learn(given)
         module.train()
         wanted = loss(module(*inputs), target)
         wanted.backward()
@@ -180,3 +184,101 @@ def by_strategy() -> tuple[str, list[str]]:
     model.fit(x, y, batch_size=8, verbose=0)
     trainer = model._shardwise.trainer
     return str(trainer.plan), [trainer.graph.layers[cut].name for cut in trainer.cuts]
+
+
+def without_weights(plan: str) -> tuple[Logs, Logs, float, float, float]:
+    """Train a model that was built weightless.
+
+    Returns: its history and that of stock Keras, how much of weights and optimizer state this rank held, and
+    how far gathered predictions and momenta are from stock Keras.
+    """
+    with double_precision(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x, y = data(16)
+        found = []
+        for split in (True, False):
+            with sw.keras.weightless() if split else contextlib.nullcontext():
+                model = compiled()
+            if split:
+                sw.keras.distribute(model, plan)
+            history = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history
+            state = [*model.variables, *model.optimizer.variables]
+            sizes = [v.value.numel() for v in state]
+            held = sum(n for v, n in zip(state, sizes, strict=True) if not v.value.is_meta) / sum(sizes)
+            sw.keras.gather(model)
+            moments = [np.array(v) for v in model.optimizer.variables[2:]]
+            found.append((history, held, model.predict(x, verbose=0), moments))
+    (mine, held, outputs, moments), (stock, _, wanted, others) = found
+    apart = max(float(np.abs(a - b).max()) for a, b in zip(moments, others, strict=True))
+    return mine, stock, held, float(np.abs(outputs - wanted).max()), apart
+
+
+class Board(keras.callbacks.TensorBoard):
+    """Write a line where Keras's own, which needs TensorFlow, writes a summary."""
+
+    def set_model(self, model: Any) -> None:
+        self._model = model
+
+    def on_train_begin(self, logs: Any = None) -> None: ...
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None: ...
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+    def on_test_begin(self, logs: Any = None) -> None: ...
+
+    def on_train_end(self, logs: Any = None) -> None: ...
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        with open(self.log_dir, "a") as file:
+            print(epoch, sorted(logs or {}), file=file)
+
+
+class Early(keras.callbacks.Callback):
+    """Stop after two epochs, on rank 0 only."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1 and sw.init().rank == 0:
+            self.model.stop_training = True
+
+
+def housekeeping(plan: str, folder: str) -> dict[str, Any]:
+    """Train with a frozen layer and callbacks; return what came of them on this rank."""
+    x, y = data(16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = compiled()
+        model.layers[4].trainable = False
+        model.compile(optimizer="adam", loss=model.loss, metrics=["accuracy"])
+        before = [np.array(v) for v in model.variables]
+        rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / (epoch + 1))
+        callbacks = [rates, Early(), Board(str(Path(folder) / f"board{sw.init().rank}"))]
+        callbacks.append(keras.callbacks.CSVLogger(str(Path(folder) / f"logs{sw.init().rank}.csv")))
+        sw.keras.distribute(model, plan)
+        with contextlib.redirect_stdout(io.StringIO()) as screen:
+            history = model.fit(x, y, batch_size=8, epochs=4, callbacks=callbacks, verbose=2)
+    changed = {
+        v.path: not np.array_equal(a, np.array(v)) for v, a in zip(model.variables, before, strict=True)
+    }
+    frozen = {v.path for v in model.layers[4].variables}
+    return {
+        "epochs": history.epoch,
+        "rate": float(model.optimizer.learning_rate),
+        "screen": screen.getvalue(),
+        "frozen": {changed[path] for path in frozen},
+        "others": {changed[path] for path in changed.keys() - frozen},
+        "files": sorted(p.name for p in Path(folder).iterdir()),
+    }
+
+
+def dropped(plan: str) -> Logs:
+    """Return the history of a model with dropout."""
+    with double_precision(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x, y = data(16)
+        keras.utils.set_random_seed(1)
+        model = keras_models.residual(dropout=0.4)
+        model.compile(optimizer="sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        sw.keras.distribute(model, plan)
+        history: Logs = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    return history

@@ -8,7 +8,18 @@ import sys
 import keras
 import numpy as np
 import pytest
-from keras_workers import by_strategy, compiled, data, histories, saved, step_difference, two_outputs
+from keras_workers import (
+    by_strategy,
+    compiled,
+    data,
+    dropped,
+    histories,
+    housekeeping,
+    saved,
+    step_difference,
+    two_outputs,
+    without_weights,
+)
 
 import shardwise as sw
 from ranks import run_ranks
@@ -33,9 +44,13 @@ def test_one_step_on_two_ranks_equals_keras(name, plan):
     assert max(run_ranks(step_difference, 2, args=(name, plan, 4))) < 1e-9
 
 
-@pytest.mark.parametrize("name", ["several", "own_layers", "subclassed"])
+@pytest.mark.parametrize("name", ["several", "own_layers", "subclassed", "masked", "by_name", "on_tensors"])
 def test_one_step_of_unusual_models_on_two_stages_equals_keras(name):
     assert max(run_ranks(step_difference, 2, args=(name, "stages=2", 4))) < 1e-9
+
+
+def test_a_model_that_cannot_be_entered_runs_whole_on_each_of_two_replicas():
+    assert max(run_ranks(step_difference, 2, args=("unpredictable", "data=2", 4))) < 1e-9
 
 
 def test_one_step_on_tiled_and_plain_stages_equals_keras():
@@ -92,6 +107,45 @@ def test_saved_models_reload_without_shardwise_and_predict_the_same(tmp_path):
     assert subprocess.run(command, check=False).returncode == 0
     for name in names:
         np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), predictions[0], rtol=1e-5, atol=1e-6)
+
+
+def test_callbacks_decide_alike_on_all_ranks_and_one_of_them_writes(tmp_path):
+    first, second = run_ranks(housekeeping, 2, args=("stages=2", str(tmp_path)))
+    for found in (first, second):
+        assert found["epochs"] == [0, 1]  # rank 0 alone wanted to stop
+        assert found["rate"] == pytest.approx(1e-3 / 2)
+        assert found["frozen"] == {False}
+        assert found["others"] == {True}
+    assert "accuracy" in first["screen"]
+    assert second["screen"] == ""
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["board0", "logs0.csv"]
+    assert (tmp_path / "board0").read_text().count("loss") == 2
+
+
+def test_dropout_masks_do_not_depend_on_the_plan():
+    alone = dropped("data=1")
+    for found in run_ranks(dropped, 2, args=("stages=2",)):
+        assert distance(found, alone) < 1e-9
+    assert alone["loss"][0] != alone["loss"][1]
+
+
+def test_a_model_built_weightless_trains_with_its_own_stage_alone_and_can_be_gathered():
+    results = run_ranks(without_weights, 2, args=("stages=2",), deadline=120)
+    for found, wanted, _, outputs, moments in results:
+        assert distance(found, wanted) < 1e-6
+        assert outputs < 1e-5
+        assert moments < 1e-9
+    assert all(0 < held < 0.9 for _, _, held, _, _ in results)
+    assert sum(held for _, _, held, _, _ in results) < 1.01
+
+
+def test_a_callback_that_reads_all_weights_is_refused_for_a_weightless_model(tmp_path):
+    with sw.keras.weightless():
+        model = compiled()
+    sw.keras.distribute(model, "data=1")
+    x, y = data(8)
+    with pytest.raises(ValueError, match="gather"):
+        model.fit(x, y, verbose=0, callbacks=[keras.callbacks.ModelCheckpoint(str(tmp_path / "a.keras"))])
 
 
 def test_hypar_flow_strategy_cuts_where_it_is_told():

@@ -7,5 +7,6 @@ model.fit(x, y, ...)                       # as ever, on every rank
 
 from shardwise.keras.distribute import Distribution, distribute, fit, undistribute
 from shardwise.keras.strategy import Strategy, plan_of
+from shardwise.keras.weightless import gather, weightless
 
-__all__ = ["Distribution", "Strategy", "distribute", "fit", "plan_of", "undistribute"]
+__all__ = ["Distribution", "Strategy", "distribute", "fit", "gather", "plan_of", "undistribute", "weightless"]

@@ -17,6 +17,7 @@ from shardwise.keras.callbacks import Agree, arranged
 from shardwise.keras.state import agree, agree_number, agree_random, spread, state_tensors
 from shardwise.keras.steps import Steps, inputs_of
 from shardwise.keras.strategy import Strategy, cut_names, plan_of
+from shardwise.keras.weightless import agree_on_seeds, check_callbacks, is_weightless, weightless
 from shardwise.plan import Plan, mesh_of
 from shardwise.runtime.fabric import Fabric
 from shardwise.runtime.session import init
@@ -61,6 +62,11 @@ class Distribution:
         agreement = Agree(self._begin, self._number)
         given = settings["callbacks"] or []
         given = given if isinstance(given, (list, tuple, keras.callbacks.CallbackList)) else [given]
+        if is_weightless(model):
+            check_callbacks(given)
+            if not model.optimizer.built:
+                with weightless():
+                    model.optimizer.build(model.trainable_variables)
         settings["callbacks"] = arranged(given, first, self._refresh, agreement, always=self._is_cut)
         agree_random(self.fabric.world, self.session.rank)
         if self._is_cut:
@@ -106,14 +112,17 @@ class Distribution:
         model, world, rank = self.model, self.fabric.world, self.session.rank
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        agree(world, rank, state_tensors(model))
+        if is_weightless(model):
+            agree_on_seeds(world, rank, model.variables)
+        else:
+            agree(world, rank, state_tensors(model))
         model._initial_epoch = int(agree_number(world, rank, float(model._initial_epoch or 0))) or None
 
     def _number(self, value: float) -> float:
         return agree_number(self.fabric.world, self.session.rank, value)
 
     def _refresh(self) -> None:
-        if self.steps is not None:
+        if self.steps is not None and not is_weightless(self.model):
             spread(self.steps.trainer, self.model, self.steps.module.variables)
 
     def _train_step(self, data: Any) -> Any:

@@ -15,6 +15,7 @@ from shardwise.graph.trace import leaves, transform
 from shardwise.keras.loss import KerasLoss, check_losses, structure_of
 from shardwise.keras.optimizer import LocalOptimizer
 from shardwise.keras.penalties import Penalties
+from shardwise.keras.weightless import adopt, initialiser, is_weightless
 from shardwise.plan import Plan, micro_batches_of
 from shardwise.training.trainer import Trainer
 
@@ -30,8 +31,9 @@ class Steps:
     """
 
     def __init__(self, model: Any, plan: Plan, data: Any, seed: int) -> None:
-        _, y, weight = unpack_x_y_sample_weight(data)
+        x, y, weight = unpack_x_y_sample_weight(data)
         self.model, self.module = model, KerasModule(model)
+        self.module.learn(x)
         self.structure = structure_of((y, weight))
         shares = plan.data * micro_batches_of(plan)
         check_losses(model, shares, weight is not None)
@@ -45,8 +47,11 @@ class Steps:
             loss=self.loss,
             loss_mean="micro-batch",
             seed=seed,
+            init=initialiser(self.module.variables),
         )
         entries = self.module.variables
+        if is_weightless(model):
+            adopt(self.trainer, model, entries)
         self.penalties = Penalties(self.trainer, entries)
         self.optimizer = LocalOptimizer(model, self.trainer, entries, self.penalties)
         self.trainer.optimizer = self.optimizer  # type: ignore[assignment]

@@ -63,9 +63,12 @@ def _filled(
     """Return a module's own tensors with their first values, by the names in the model."""
     own = copy.copy(module)
     # Only this module's own tensors are replaced, in a shallow copy: the user's model stays as it was.
-    own._parameters = {key: _empty(p, device) for key, p in module._parameters.items()}
-    own._buffers = {key: _empty(b, device) for key, b in module._buffers.items()}
     prefix = f"{path}." if path else ""
+    # With `init` tensors are filled one by one, so others of the same module need not exist.
+    keys = {*module._parameters, *module._buffers}
+    keys = keys if init is None else {key for key in keys if f"{prefix}{key}" in names}
+    own._parameters = {key: _empty(p, device) for key, p in module._parameters.items() if key in keys}
+    own._buffers = {key: _empty(b, device) for key, b in module._buffers.items() if key in keys}
     held = {**own._parameters, **own._buffers}
     tensors = {f"{prefix}{key}": tensor for key, tensor in held.items() if tensor is not None}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():

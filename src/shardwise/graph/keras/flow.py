@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
 import torch
 from torch import Tensor
 
@@ -20,12 +21,13 @@ from shardwise.graph.trace import Result, Step, Weight
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Flow:
-    """A tensor of the model: the step that makes it, Keras's shape and dtype, and whether it is moved."""
+    """A tensor of the model: who makes it, Keras's shape and dtype, whether it is moved, its mask."""
 
     ref: Result
     shape: tuple[int | None, ...] = ()
     dtype: str = "float32"
     moved: bool = False
+    mask: Flow | None = None
 
     @property
     def rank(self) -> int:
@@ -40,8 +42,13 @@ class Flow:
         return 1 if axis == self.rank - 1 else axis + 1
 
     def made(self, ref: Result, moved: bool | None = None) -> Flow:
-        """Return the result of a step on this tensor; the walk corrects its shape."""
-        return replace(self, ref=ref, moved=self.moved if moved is None else moved)
+        """Return the result of a step on this tensor; the walk corrects its shape, and adds its mask."""
+        return replace(self, ref=ref, moved=self.moved if moved is None else moved, mask=None)
+
+
+def flows_in(tree: Any) -> list[Flow]:
+    """Return the flows in a tree of arguments, in Keras's order."""
+    return [item for item in keras.tree.flatten(tree) if isinstance(item, Flow)]
 
 
 class Scribe:

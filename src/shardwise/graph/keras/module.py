@@ -38,6 +38,8 @@ class KerasModule(Foreign):
             )
         # Not as a submodule: its parameters would appear twice, once in each order.
         object.__setattr__(self, "model", model)
+        # None where nothing is known: one tensor is given as it is, several as a list.
+        self.structure = model._inputs_struct if isinstance(model, Function) else []
         self.variables: list[Named] = named_variables(model)
         self.names = {id(entry.variable): entry.name for entry in self.variables}
         for entry in self.variables:
@@ -50,10 +52,18 @@ class KerasModule(Foreign):
 
     def forward(self, *inputs: Tensor) -> Any:
         """Call the Keras model on its inputs, in the order of `model.inputs`."""
-        if len(inputs) == 1:
-            return self.model(inputs[0], training=self.training)
-        structure = self.model._inputs_struct if isinstance(self.model, Function) else list(inputs)
-        return self.model(keras.tree.pack_sequence_as(structure, inputs), training=self.training)
+        return self.model(self.pack(inputs), training=self.training)
+
+    def pack(self, inputs: Sequence[Any]) -> Any:
+        """Return inputs in the structure that the model is called with: one, a list, or a dict."""
+        if len(keras.tree.flatten(self.structure)) != len(inputs):
+            return inputs[0] if len(inputs) == 1 else list(inputs)
+        return keras.tree.pack_sequence_as(self.structure, list(inputs))
+
+    def learn(self, inputs: Any) -> None:
+        """Remember the structure of inputs that a model without a graph is called with; a tuple is flat."""
+        if input_symbols(self.model) is None and not isinstance(inputs, tuple):
+            self.structure = keras.tree.map_structure(lambda _: 0, inputs)
 
     def flatten(self, inputs: Any) -> list[Any]:
         """Return inputs in the order of `model.inputs`: one tensor, a sequence, or a dict by input name."""
@@ -63,6 +73,7 @@ class KerasModule(Foreign):
         """Return an example of the model's arguments."""
         flat = self.flatten(inputs)
         symbols = input_symbols(self.model)
+        self.learn(inputs)
         names = tuple(f"input{i}" if symbols is None else symbols[i].name for i in range(len(flat)))
         specs: Sequence[TensorSpec] = [t if isinstance(t, TensorSpec) else spec_of(t) for t in flat]
         for name, spec, wanted in zip(names, specs, symbols or specs, strict=True):

@@ -10,7 +10,7 @@ import keras
 import torch
 from keras.src.backend.common.stateless_scope import StatelessScope
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from shardwise.graph.keras.variables import Named
 
@@ -27,6 +27,7 @@ class KerasCall:
     """Call a Keras operation with given tensors as its inputs and as its variables.
 
     The call gets the inputs, then the variables; those that it changes (averages, seeds) change in place.
+    Where its code `decides` by its data, the shapes of what it returns are found by running it on zeros.
     """
 
     operation: Any
@@ -34,12 +35,13 @@ class KerasCall:
     kwargs: Mapping[str, Any]
     inputs: int
     variables: tuple[Named, ...] = ()
+    decides: bool = False
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Run the operation."""
         given, held = tensors[: self.inputs], tensors[self.inputs :]
         args, kwargs = fill((self.args, dict(self.kwargs)), given)
-        if any(isinstance(t, FakeTensor) for t in tensors) and self._draws:
+        if any(isinstance(t, FakeTensor) for t in tensors) and (self._draws or self.decides):
             return self._shape_only(args, kwargs, tensors)
         values = [
             entry.view.invert(tensor, tuple(entry.variable.shape))
@@ -61,8 +63,11 @@ class KerasCall:
 
     def _shape_only(self, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> Any:
         """Return tensors of the right shapes: random numbers cannot be drawn without data."""
-        symbols = keras.tree.map_structure(_symbol, (args, kwargs))
-        spec = self.operation.compute_output_spec(*symbols[0], **symbols[1])
+        if self.decides:
+            spec = specs_of_zeros(self.operation, args, kwargs)
+        else:
+            symbols = keras.tree.map_structure(_symbol, (args, kwargs))
+            spec = self.operation.compute_output_spec(*symbols[0], **symbols[1])
         link = sum((t.sum() * 0 for t in tensors if t.is_floating_point()), start=torch.zeros(()))
 
         def make(item: Any) -> Tensor:
@@ -71,6 +76,20 @@ class KerasCall:
             )
 
         return keras.tree.map_structure(make, spec)
+
+
+def specs_of_zeros(operation: Any, args: Any, kwargs: Any) -> Any:
+    """Return what an operation makes of zeros as symbols; its variables stay as they are."""
+
+    def zeros(item: Any) -> Any:
+        if not isinstance(item, (Tensor, keras.KerasTensor)):
+            return item
+        dtype = getattr(torch, str(item.dtype).removeprefix("torch."))
+        return torch.zeros(tuple(map(int, item.shape)), dtype=dtype)
+
+    with unset_fake_temporarily(), torch.no_grad(), StatelessScope():
+        given = keras.tree.map_structure(zeros, (args, kwargs))
+        return keras.tree.map_structure(_symbol, operation(*given[0], **given[1]))
 
 
 def _symbol(item: Any) -> Any:
