@@ -14,7 +14,15 @@ import torch
 from shardwise.graph import capture
 from shardwise.graph.layer import TensorSpec
 from shardwise.keras.callbacks import Agree, arranged
-from shardwise.keras.state import agree, agree_number, agree_random, spread, state_tensors
+from shardwise.keras.state import (
+    Versions,
+    agree_number,
+    agree_on_changed,
+    agree_random,
+    spread,
+    state_tensors,
+    versions,
+)
 from shardwise.keras.steps import Steps, inputs_of
 from shardwise.keras.strategy import Strategy, cut_names, plan_of
 from shardwise.keras.weightless import agree_on_seeds, check_callbacks, is_weightless, weightless
@@ -34,6 +42,7 @@ class Distribution:
         self.session = init()
         self.fabric = Fabric(mesh_of(plan if plan is not None else Plan(data=self.session.size)))
         self.steps: Steps | None = None
+        self._known: Versions = {}
 
     @property
     def _is_cut(self) -> bool:
@@ -81,6 +90,8 @@ class Distribution:
                 object.__delattr__(model, name)
         if not self._is_cut:
             self._refresh()
+            # All ranks have the same now; the next fit need not compare what nobody touches until then.
+            self._known = versions(state_tensors(model))
         return history
 
     def _refuse(self) -> None:
@@ -115,7 +126,7 @@ class Distribution:
         if is_weightless(model):
             agree_on_seeds(world, rank, model.variables)
         else:
-            agree(world, rank, state_tensors(model))
+            agree_on_changed(world, rank, state_tensors(model), self._known)
         model._initial_epoch = int(agree_number(world, rank, float(model._initial_epoch or 0))) or None
 
     def _number(self, value: float) -> float:

@@ -24,6 +24,24 @@ def agree(world: Wire, rank: int, tensors: Iterable[Tensor]) -> None:
             tensor.copy_(whole)
 
 
+Versions = dict[int, tuple[int, int]]
+
+
+def versions(tensors: Iterable[Tensor]) -> Versions:
+    """Return what tells, for each place in memory, whether somebody writes there later."""
+    return {tensor.data_ptr(): (tensor.numel(), tensor._version) for tensor in tensors}
+
+
+def agree_on_changed(world: Wire, rank: int, tensors: Iterable[Tensor], known: Versions) -> None:
+    """Give every rank rank 0's values where any rank wrote since `known`; collective."""
+    given = list(tensors)
+    now = [(tensor.numel(), tensor._version) for tensor in given]
+    pairs = zip(given, now, strict=True)
+    changed = torch.tensor([known.get(t.data_ptr()) != v for t, v in pairs], dtype=torch.int64)
+    world.all_reduce(changed)
+    agree(world, rank, (t for t, writers in zip(given, changed.tolist(), strict=True) if writers))
+
+
 def agree_number(world: Wire, rank: int, value: float) -> float:
     """Return rank 0's number on every rank; collective."""
     number = torch.tensor(value if rank == 0 else 0.0, dtype=torch.float64)
@@ -56,20 +74,23 @@ def slots(optimizer: Any) -> Iterator[tuple[int, Any]]:
 
 def spread(trainer: Trainer, model: Any, entries: Iterable[Named]) -> None:
     """Bring weights and the optimizer's variables from the ranks that trained them to all; collective."""
-    trainer.write_back()
-    if trainer.fabric.size == 1 or model.optimizer is None:
+    size, rank = trainer.fabric.size, trainer.fabric.rank
+    if size == 1 or model.optimizer is None:
         return
     names = {id(entry.variable): entry.name for entry in entries}
-    held, rank = trainer.placement.parameters, trainer.fabric.rank
+    placement = trainer.placement
+    whole = {name: Box.whole(placement.shapes[name]) for name in placement.held}
+    # What every rank trains is the same everywhere; averages may be each rank's own.
+    known = {n for n, held in placement.parameters.items() if list(held.values()).count(whole[n]) == size}
+    trainer.write_back([name for name in placement.held if name not in known])
     with torch.no_grad():
         for i, slot in slots(model.optimizer):
             name = names.get(id(model.optimizer._trainable_variables[i]))
-            if name is None or name not in held or slot.value.numel() == 0:
+            if name is None or name not in placement.parameters or name in known or not slot.value.numel():
                 continue
-            whole = Box.whole(trainer.placement.shapes[name])
-            if any(box != whole for box in held[name].values()):
+            if any(box != whole[name] for box in placement.parameters[name].values()):
                 continue  # slices have an optimizer of their own, which starts anew with the next fit
-            mine = trainer.placement.owner(name, whole) == rank
+            mine = placement.owner(name, whole[name]) == rank
             value = slot.value.detach().clone() if mine else torch.zeros_like(slot.value)
             trainer.fabric.world.all_reduce(value)
             slot.value.copy_(value)

@@ -290,15 +290,14 @@ class Trainer:
         names = [n for n in (*self.graph.parameters, *self.graph.buffers) if n in inside]
         return self._stream(names, self.store.tensors, 0)
 
-    def write_back(self) -> None:
+    def write_back(self, names: Iterable[str] | None = None) -> None:
         """Put the trained weights into the user's model on every rank, unless it has no data of its own."""
         if on_meta(self.model) or self.fabric.size == 1:
             return
         own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         with torch.no_grad():
-            for name, tensor in self._stream(
-                [n for n in self.placement.held if n in own], self.store.tensors, None
-            ):
+            wanted = [n for n in (self.placement.held if names is None else names) if n in own]
+            for name, tensor in self._stream(wanted, self.store.tensors, None):
                 if tensor is not None and own[name] is not self.store.tensors.get(name):
                     own[name].copy_(tensor)
 
