@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 
 import keras
 import numpy as np
 import pytest
+import torch
+from keras_models import masked
 from keras_workers import (
     by_strategy,
     compiled,
@@ -24,6 +27,7 @@ from keras_workers import (
 import shardwise as sw
 from ranks import run_ranks
 from shardwise.keras import plan_of
+from shardwise.keras.steps import check_statistics
 from shardwise.plan import PlanError
 
 RELOAD = """
@@ -51,6 +55,15 @@ def test_one_step_of_unusual_models_on_two_stages_equals_keras(name):
 
 def test_a_model_that_cannot_be_entered_runs_whole_on_each_of_two_replicas():
     assert max(run_ranks(step_difference, 2, args=("unpredictable", "data=2", 4))) < 1e-9
+
+
+def test_statistics_of_a_layer_that_runs_whole_are_refused_for_replicas():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = sw.capture(masked(), torch.randn(4, 6, 4), training=True)
+    with pytest.raises(ValueError, match="batch_norm=local"):
+        check_statistics(graph, sw.Plan.parse("data=2"))
+    check_statistics(graph, sw.Plan.parse("data=2 batch_norm=local"))
 
 
 def test_one_step_on_tiled_and_plain_stages_equals_keras():

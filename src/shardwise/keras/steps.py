@@ -9,6 +9,7 @@ import torch
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from torch import Tensor
 
+from shardwise.graph import Graph, Kind
 from shardwise.graph.keras import KerasModule
 from shardwise.graph.keras.module import flat_inputs, input_symbols
 from shardwise.graph.trace import leaves, transform
@@ -49,6 +50,7 @@ class Steps:
             seed=seed,
             init=initialiser(self.module.variables),
         )
+        check_statistics(self.trainer.network, plan)
         entries = self.module.variables
         if is_weightless(model):
             adopt(self.trainer, model, entries)
@@ -116,6 +118,20 @@ class Steps:
             whole.append(tensor)
         given = iter(whole)
         return transform(graph.outputs, lambda _: next(given))
+
+
+def check_statistics(graph: Graph, plan: Plan) -> None:
+    """Refuse replicas where a layer that runs whole keeps averages: each would see its own share only."""
+    if plan.data == 1 or plan.batch_norm == "local":
+        return
+    for layer in graph:
+        averages = [name for name in layer.buffers if graph.buffers[name].is_float]
+        if layer.kind is Kind.OTHER and averages:
+            raise ValueError(
+                f"layer {layer.name!r} runs whole ({layer.reason}) and updates {averages}: {plan.data} replicas "
+                "would each use the statistics of their own samples; accept that with batch_norm=local, or use "
+                "stages"
+            )
 
 
 def inputs_of(model: Any, data: Any) -> list[Tensor]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shardwise.program import Compute, Held, Normalise, Regrid, StageProgram
+from shardwise.runtime.hollow import hollow
 from shardwise.runtime.regrid import bind_regrid
 from shardwise.runtime.rules import Surroundings, bind
 from shardwise.runtime.shared_norm import bind_norm
@@ -117,7 +118,7 @@ class _Segment:
                 leaf = leaves[slot] = tensor.detach().requires_grad_()
                 with torch.enable_grad():
                     local[slot] = leaf.view_as(leaf)
-                leaf.data = tensor.new_empty(()).expand(tensor.shape)
+                leaf.data = hollow(tensor)
             else:
                 local[slot] = tensor
         return local, leaves

@@ -28,7 +28,7 @@ class _Stateless(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         """Return the outputs; refuse to where variables would change."""
         module: KerasModule = self.of
-        held = {**self._parameters, **self._buffers}
+        held = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         given = {
             entry.name: entry.view.invert(held[entry.name], tuple(entry.variable.shape))
             for entry in module.variables

@@ -15,7 +15,6 @@ import keras
 import torch
 from torch import Tensor
 
-from shardwise.graph.functional import Method
 from shardwise.graph.keras.module import KerasModule
 from shardwise.graph.trace import Result, Step, Weight
 
@@ -58,7 +57,6 @@ class Scribe:
     def __init__(self, module: KerasModule) -> None:
         self.module = module
         self.training = module.training
-        self.inputs: frozenset[Result] = frozenset()
         self.steps: list[Step] = []
         self.constants: dict[str, Tensor] = {}
         self.label = ""
@@ -107,9 +105,8 @@ class Scribe:
             dims = (0, last, *range(1, last)) if moved else (0, *range(2, flow.rank), 1)
             part = "channels_first" if moved else "channels_last"
             made = self.add(torch.permute, flow.ref, dims, part=part)
-            if moved and flow.ref in self.inputs:
-                # As a view it would let the whole network compute in channels_last memory, which is slower.
-                made = self.add(Method("contiguous"), made, part=f"{part}.contiguous")
+            # A view: the network then computes in the memory order of its input. For channels last that is
+            # the faster one where images are small and channels are few.
             self._orders[key] = flow.made(made, moved)
         return self._orders[key]
 

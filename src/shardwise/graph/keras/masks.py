@@ -67,7 +67,7 @@ def passed_on(layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> S
     if not layer.supports_masking or before is None:
         return None
     if type(layer).compute_mask is keras.layers.Layer.compute_mask:
-        return keras.tree.flatten(before)
+        return list(keras.tree.flatten(before))
     symbols = Symbols()
     found = layer.compute_mask(symbols.of(keras.tree.map_structure(_bare, first)), symbols.of(before))
     return None if found is None else Inside(Function(symbols.made, found), symbols.flows)

@@ -33,7 +33,6 @@ def walk(module: KerasModule, example: Example, *, whole: str = "") -> Trace:
         Flow(Result(name), tuple(spec.shape), spec.dtype)
         for name, spec in zip(example.names, example.specs, strict=True)
     ]
-    scribe.inputs = frozenset(flow.ref for flow in flows)
     walker = Walker(scribe)
     args = (module.pack(flows),)
     inside = None if whole else walker.inside(model, args, {})
