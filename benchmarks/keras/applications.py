@@ -7,9 +7,11 @@ Resumable: each (model, plan) is run once and kept in applications.json; applica
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from one_model import compare
 
 HERE = Path(__file__).resolve().parent
 KEPT, TABLE = HERE / "applications.json", HERE / "applications.md"
+LOCK = Path(tempfile.gettempdir()) / "shardwise-applications.lock"
 PLANS = {"stages=2": 2, "stages=4": 4, "spatial=2x1": 2}
 MODELS = [
     "MobileNetV3Small",
@@ -151,7 +154,13 @@ def main() -> None:
 
 
 def keep(row: dict[str, Any]) -> None:
-    """Add a row to the file and write the table anew."""
+    """Add a row to the file and write the table anew; other calls of this command may do so too."""
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _keep(row)
+
+
+def _keep(row: dict[str, Any]) -> None:
     rows = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     rows[f"{row['model']} {row['plan']}"] = {**row, "commit": commit()}
     print(f"{row['model']} {row['plan']}: {verdict(row)}, {row['seconds']:.0f} s", flush=True)

@@ -128,9 +128,9 @@ def check_statistics(graph: Graph, plan: Plan) -> None:
         averages = [name for name in layer.buffers if graph.buffers[name].is_float]
         if layer.kind is Kind.OTHER and averages:
             raise ValueError(
-                f"layer {layer.name!r} runs whole ({layer.reason}) and updates {averages}: {plan.data} replicas "
-                "would each use the statistics of their own samples; accept that with batch_norm=local, or use "
-                "stages"
+                f"layer {layer.name!r} runs whole ({layer.reason}) and updates {averages}: {plan.data} "
+                "replicas would each use the statistics of their own samples; accept that with "
+                "batch_norm=local, or use stages"
             )
 
 
