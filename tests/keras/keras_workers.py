@@ -83,29 +83,19 @@ def compiled(**settings: Any) -> Any:
     return model
 
 
-def histories(
-    plan: str, case: str = "plain", *, double: bool = True, epochs: int = 4
-) -> tuple[Logs, Logs, float]:
-    """Return the histories under a plan and of stock Keras, and how far their predictions are apart."""
-    if double:
-        with double_precision():
-            return _histories(plan, case, epochs)
-    return _histories(plan, case, epochs)
-
-
-def _histories(plan: str, case: str, epochs: int) -> tuple[Logs, Logs, float]:
-    x, y = data()
-    found = []
-    for split in (True, False):
+def trained(
+    plan: str | None, case: str = "plain", *, double: bool = True, epochs: int = 4
+) -> tuple[Logs, np.ndarray]:
+    """Return the history and the predictions of a model that was trained under a plan, or by stock Keras."""
+    with double_precision() if double else contextlib.nullcontext(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x, y = data()
         compiling, fitting = CASES[case](x, y)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model = compiled(**compiling)
-            if split:
-                sw.keras.distribute(model, plan)
-            history = model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, **fitting).history
-            found.append((history, model.predict(x, verbose=0)))
-    return found[0][0], found[1][0], float(np.abs(found[0][1] - found[1][1]).max())
+        model = compiled(**compiling)
+        if plan is not None:
+            sw.keras.distribute(model, plan)
+        history: Logs = model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, **fitting).history
+        return history, model.predict(x, verbose=0)
 
 
 def _plain(x: Any, y: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -139,25 +129,23 @@ CASES: dict[str, Callable[[Any, Any], tuple[dict[str, Any], dict[str, Any]]]] = 
 }
 
 
-def two_outputs(plan: str) -> tuple[Logs, Logs]:
-    """Return the histories of a model with two inputs and two weighted losses."""
+def two_outputs(plan: str | None) -> Logs:
+    """Return the history of a model with two inputs and two weighted losses."""
     generator = np.random.default_rng(1)
     x = {name: generator.normal(size=(12, 8, 8, 3)).astype("float32") for name in ("left", "right")}
     y = {"kind": generator.integers(0, 3, (12,)), "size": generator.normal(size=(12, 1)).astype("float32")}
-    found = []
-    for split in (True, False):
-        keras.utils.set_random_seed(1)
-        model = keras_models.several()
-        model.compile(
-            optimizer="rmsprop",
-            loss={"kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"},
-            loss_weights={"kind": 1.0, "size": 0.3},
-            metrics={"kind": ["accuracy"]},
-        )
-        if split:
-            sw.keras.distribute(model, plan)
-        found.append(model.fit(x, y, batch_size=6, epochs=2, shuffle=False, verbose=0).history)
-    return found[0], found[1]
+    keras.utils.set_random_seed(1)
+    model = keras_models.several()
+    model.compile(
+        optimizer="rmsprop",
+        loss={"kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"},
+        loss_weights={"kind": 1.0, "size": 0.3},
+        metrics={"kind": ["accuracy"]},
+    )
+    if plan is not None:
+        sw.keras.distribute(model, plan)
+    history: Logs = model.fit(x, y, batch_size=6, epochs=2, shuffle=False, verbose=0).history
+    return history
 
 
 def saved(plan: str, folder: str) -> np.ndarray:
@@ -174,43 +162,36 @@ def saved(plan: str, folder: str) -> np.ndarray:
 
 
 def by_strategy() -> tuple[str, list[str]]:
-    """Return the plan and the stages' first layers of HyPar-Flow's hybrid strategy."""
+    """Return the plan and the stages' first layers of HyPar-Flow's model strategy."""
     model = compiled()
     counts = [6, len(model.layers) - 1 - 6]
-    sw.keras.distribute(
-        model, strategy="hybrid", num_partitions=2, num_replicas=2, layers_per_partition=counts
-    )
-    x, y = data(16)
+    sw.keras.distribute(model, strategy="model", num_partitions=2, layers_per_partition=counts)
+    x, y = data(8)
     model.fit(x, y, batch_size=8, verbose=0)
     trainer = model._shardwise.trainer
     return str(trainer.plan), [trainer.graph.layers[cut].name for cut in trainer.cuts]
 
 
-def without_weights(plan: str) -> tuple[Logs, Logs, float, float, float]:
-    """Train a model that was built weightless.
+def without_weights(plan: str | None) -> tuple[Logs, float, np.ndarray, list[np.ndarray]]:
+    """Train a model that was built weightless, or a stock one without a plan.
 
-    Returns: its history and that of stock Keras, how much of weights and optimizer state this rank held, and
-    how far gathered predictions and momenta are from stock Keras.
+    Returns: its history, how much of weights and optimizer state this rank held, and what it predicts and
+    the optimizer's momenta after everything was gathered.
     """
     with double_precision(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         x, y = data(16)
-        found = []
-        for split in (True, False):
-            with sw.keras.weightless() if split else contextlib.nullcontext():
-                model = compiled()
-            if split:
-                sw.keras.distribute(model, plan)
-            history = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history
-            state = [*model.variables, *model.optimizer.variables]
-            sizes = [v.value.numel() for v in state]
-            held = sum(n for v, n in zip(state, sizes, strict=True) if not v.value.is_meta) / sum(sizes)
-            sw.keras.gather(model)
-            moments = [np.array(v) for v in model.optimizer.variables[2:]]
-            found.append((history, held, model.predict(x, verbose=0), moments))
-    (mine, held, outputs, moments), (stock, _, wanted, others) = found
-    apart = max(float(np.abs(a - b).max()) for a, b in zip(moments, others, strict=True))
-    return mine, stock, held, float(np.abs(outputs - wanted).max()), apart
+        with contextlib.nullcontext() if plan is None else sw.keras.weightless():
+            model = compiled()
+        if plan is not None:
+            sw.keras.distribute(model, plan)
+        history = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history
+        state = [*model.variables, *model.optimizer.variables]
+        sizes = [v.value.numel() for v in state]
+        held = sum(n for v, n in zip(state, sizes, strict=True) if not v.value.is_meta) / sum(sizes)
+        sw.keras.gather(model)
+        moments = [np.array(v) for v in model.optimizer.variables[2:]]
+        return history, held, model.predict(x, verbose=0), moments
 
 
 class Board(keras.callbacks.TensorBoard):
