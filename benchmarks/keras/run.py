@@ -57,7 +57,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         "",
         "`python benchmarks/keras/run.py`: one thread per rank, SGD, accuracy as metric; samples per second",
         "of whole calls of `fit` after a first one, the better of two; stock and one process take turns.",
-        "ResNet-50 at 64x64, ResNet-110-v2 at 32x32. `busy` is the part of the time that the single processes",
+        "ResNet-50 at 64x64, ResNet-110-v2 at 32x32. `busy` is the part of the time that single processes",
         "had a core: below 0.9 other programs disturbed, and the case should be repeated.",
         "",
         "| model | plan | ranks | batch x steps | samples/s | stock fit | busy | ratio | bar |",

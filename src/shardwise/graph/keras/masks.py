@@ -64,7 +64,7 @@ def passed_on(layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> S
     """Return the masks of a layer's outputs: as they are, or the graph that computes them."""
     first = args[0] if args else next((v for v in kwargs.values() if flows_in(v)), None)
     before = kwargs.get("mask") if kwargs.get("mask") is not None else _carried(first)
-    if not layer.supports_masking or before is None:
+    if not layer.supports_masking or not flows_in(before):
         return None
     if type(layer).compute_mask is keras.layers.Layer.compute_mask:
         return list(keras.tree.flatten(before))
