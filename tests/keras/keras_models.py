@@ -223,6 +223,14 @@ def unpredictable() -> Any:
     return model
 
 
+def branches() -> Any:
+    """A layer that turns out to have no rule while it is written down, and others on the same input."""
+    x = start = keras.Input((8, 8, 3))
+    y = layers.Conv2D(4, 3, padding="same", activation=lambda t: keras.ops.cumsum(t, axis=1))(x)
+    z = layers.Conv2D(4, 3, padding="same", activation="relu")(x)
+    return keras.Model(start, layers.Dense(3)(layers.GlobalAveragePooling2D()(layers.Add()([y, z]))))
+
+
 class OnTensors(keras.Model):
     """A model whose code calls torch, which knows nothing of Keras's symbols."""
 
@@ -254,6 +262,7 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[tuple[int, ...], ...]]] = {
     "subclassed": (subclassed, ((4, 8, 8, 3),)),
     "masked": (masked, ((3, 6, 4),)),
     "by_name": (by_name, ((3, 8, 8, 3), (3, 8, 8, 3))),
+    "branches": (branches, ((2, 8, 8, 3),)),
     "on_tensors": (on_tensors, ((3, 8, 8, 3),)),
     "unpredictable": (unpredictable, ((3, 8, 8, 3),)),
 }

@@ -85,6 +85,15 @@ class Scribe:
         self.steps.append(step)
         return Result(step.id)
 
+    def mark(self) -> tuple[int, dict[tuple[str, bool], Flow], dict[str, Tensor]]:
+        """Return what `undo` needs to forget what is written from now on."""
+        return len(self.steps), dict(self._orders), dict(self.constants)
+
+    def undo(self, mark: tuple[int, dict[tuple[str, bool], Flow], dict[str, Tensor]]) -> None:
+        """Forget what was written since a mark."""
+        count, self._orders, self.constants = mark
+        del self.steps[count:]
+
     def weight(self, variable: Any) -> Weight | None:
         """Refer to a Keras variable."""
         return None if variable is None else Weight(self.module.names[id(variable)])

@@ -8,7 +8,7 @@ given to the layers that ask, as Keras does with data.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,8 +60,10 @@ def filled_in(layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> d
     return result
 
 
-def passed_on(layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any] | Inside | None:
-    """Return the masks of a layer's outputs: as they are, or the graph that computes them."""
+def passed_on(
+    layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[Inside], list[Flow]]
+) -> list[Flow | None] | None:
+    """Return the masks of a layer's outputs in order; `run` writes the steps of what computes them."""
     first = args[0] if args else next((v for v in kwargs.values() if flows_in(v)), None)
     before = kwargs.get("mask") if kwargs.get("mask") is not None else _carried(first)
     if not layer.supports_masking or not flows_in(before):
@@ -70,7 +72,12 @@ def passed_on(layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> S
         return list(keras.tree.flatten(before))
     symbols = Symbols()
     found = layer.compute_mask(symbols.of(keras.tree.map_structure(_bare, first)), symbols.of(before))
-    return None if found is None else Inside(Function(symbols.made, found), symbols.flows)
+    outputs = keras.tree.flatten(found)
+    known = [output for output in outputs if output is not None]
+    if not known:
+        return None
+    made = iter(run(Inside(Function(symbols.made, known), symbols.flows)))
+    return [None if output is None else next(made) for output in outputs]
 
 
 def _bare(item: Any) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import keras
@@ -86,14 +87,15 @@ class Walker:
             return self._call(operation, args, kwargs, prefix)
         kwargs = masks.filled_in(operation, args, kwargs)
         made = self._call(operation, args, kwargs, prefix)
-        found = masks.passed_on(operation, args, kwargs)
-        if isinstance(found, Inside):
-            self.scribe.label = f"{prefix}{operation.name}.mask"
-            found = keras.tree.flatten(self.run(found, f"{self.scribe.label}/"))
+        found = masks.passed_on(operation, args, kwargs, self._run_mask)
         if found is None or isinstance(operation, keras.Model):
             return made
-        flows = keras.tree.flatten(made)
-        return [replace(flow, mask=mask) for flow, mask in zip(flows, found, strict=False)]
+        return [replace(flow, mask=mask) for flow, mask in zip_longest(keras.tree.flatten(made), found)]
+
+    def _run_mask(self, inside: Inside) -> list[Flow]:
+        """Write the steps that compute the masks of the last layer's outputs."""
+        self.scribe.label += ".mask"
+        return list(keras.tree.flatten(self.run(inside, f"{self.scribe.label}/")))
 
     def _call(self, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str) -> Any:
         label = self.scribe.label = prefix + operation.name
@@ -103,7 +105,7 @@ class Walker:
             inside = self.inside(operation, args, kwargs)
             if inside is not None:
                 return self.run(inside, f"{label}/")
-        before, reason = len(self.scribe.steps), ""
+        before, reason = self.scribe.mark(), ""
         found = rule_of(operation)
         if found is not None:
             try:
@@ -111,7 +113,7 @@ class Walker:
                     raise Opaque("it reads a mask")
                 return found(self.scribe, operation, *args, **kwargs)
             except Opaque as refusal:
-                del self.scribe.steps[before:]
+                self.scribe.undo(before)
                 reason = str(refusal)
         if isinstance(operation, keras.layers.Layer) and found is None and not is_stateful(operation):
             inside = self._symbolic(operation, args, kwargs)
@@ -135,7 +137,7 @@ class Walker:
                 return item
             dtype = getattr(torch, wanted)
             return replace(
-                item.made(self.scribe.add(Method("to"), item.ref, dtype, part="cast")), dtype=wanted
+                item, ref=self.scribe.add(Method("to"), item.ref, dtype, part="cast"), dtype=wanted
             )
 
         return keras.tree.map_structure(leaf, args), keras.tree.map_structure(leaf, kwargs)
