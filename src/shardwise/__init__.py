@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwise import keras, zoo
+    from shardwise.ask import predict, search
     from shardwise.fit import Callback, CheckReport, EarlyStopping, History, Trainer, check, fit
     from shardwise.geometry import Box, Layout
     from shardwise.graph import Graph, capture
     from shardwise.machine import Machine, MachineError
-    from shardwise.oracle import Prediction, predict
-    from shardwise.oracle.search import search
+    from shardwise.oracle import Prediction
     from shardwise.plan import Plan, PlanError
     from shardwise.runtime.calibrate import calibrate
     from shardwise.runtime.differentiable import regrid
@@ -45,9 +45,9 @@ _HOMES = {
     "fit": "shardwise.fit",
     "init": "shardwise.runtime.session",
     "keras": "shardwise.keras",
-    "predict": "shardwise.oracle",
+    "predict": "shardwise.ask",
     "regrid": "shardwise.runtime.differentiable",
-    "search": "shardwise.oracle.search",
+    "search": "shardwise.ask",
     "zoo": "shardwise.zoo",
 }
 

@@ -5,27 +5,32 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardwise.graph import capture
+from shardwise.graph.attach import attach
 from shardwise.graph.foreign import is_keras
+from shardwise.machine import Machine
 from shardwise.plan import Plan
 from shardwise.runtime.environment import detect
 from shardwise.runtime.materialise import Init, on_meta
 from shardwise.runtime.session import init as join
-from shardwise.training.auto import auto_plan
+from shardwise.training.auto import PROFILE_SECONDS, Auto, auto_plan, changes_numbers, slots_of
 from shardwise.training.callbacks import Callback, EarlyStopping
 from shardwise.training.check import CheckReport, check
+from shardwise.training.compare import Compare
 from shardwise.training.data import Source
 from shardwise.training.given import Model, made
 from shardwise.training.history import History
 from shardwise.training.job import is_alone, on_ranks
 from shardwise.training.loop import Loop, Scheduler
-from shardwise.training.loss_graph import Loss
+from shardwise.training.loss_graph import Loss, loss_graph
+from shardwise.training.loss_kind import OTHER, loss_kind
 from shardwise.training.trainer import Optimizer, Trainer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -75,6 +80,8 @@ def fit(
     backend: str | None = None,
     save: str | Path | None = None,
     progress: bool = True,
+    machine: Machine | str | Path | None = None,
+    profile_seconds: float = PROFILE_SECONDS,
 ) -> History:
     """Train a model under a plan, with the numbers of one device; the trained weights are in the model then.
 
@@ -92,7 +99,8 @@ def fit(
         optimizer: a callable that makes an optimizer from (name, parameter) pairs.
         batch_size: samples of a global mini-batch, whatever the plan is.
         epochs: how often to go through the data.
-        plan: how to split training, as a `Plan` or its one line; `auto` chooses one.
+        plan: how to split training, as a `Plan` or its one line; `auto` asks the oracle for the fastest one
+            that fits and changes no number, prints why, and compares after the first epoch.
         metrics: callables `(output, target) -> number`, by name or in a list, measured on `validation`.
         validation: data like `data`, evaluated after every epoch.
         callbacks: see `Callback`; `EarlyStopping` is one.
@@ -107,6 +115,9 @@ def fit(
         backend: the transport of local ranks.
         save: a folder for weights, optimizer and plan at the end.
         progress: whether rank 0 shows how it goes.
+        machine: for `auto`, a `Machine`, a preset's name or a file; default `SHARDWISE_MACHINE`, then
+            `here.toml`, then what an earlier job measured, else it is measured now.
+        profile_seconds: for `auto`, how long to measure layer shapes that were not seen before.
     """
     settings = {
         name: value for name, value in locals().items() if name not in ("model", "data", "ranks", "backend")
@@ -153,6 +164,10 @@ def _fit(
     accumulate: int,
     loss_mean: str,
     init: Init | None,
+    machine: Machine | str | Path | None,
+    profile_seconds: float,
+    callbacks: Sequence[Callback],
+    progress: bool,
     **looping: Any,
 ) -> tuple[History, Trainer]:
     loading = {"workers": workers, "varying_sizes": varying_sizes}
@@ -160,10 +175,26 @@ def _fit(
     held_out = None if validation is None else Source.of(validation, batch_size, **loading)
     example = source.first()
     module = made(model)
+    chosen = Auto(Plan.parse(plan)) if plan != "auto" else None
+    if chosen is None:
+        chosen = _auto(
+            module,
+            example,
+            source.batch_size,
+            loss=loss,
+            optimizer=optimizer,
+            loss_mean=loss_mean,
+            machine=machine,
+            profile_seconds=profile_seconds,
+            show=progress,
+        )
+    hooks = list(callbacks)
+    if chosen.prediction is not None:
+        hooks.append(Compare(chosen.prediction, progress))
     trainer = Trainer(
         module,
         example,
-        resolve(plan, module, example, source.batch_size),
+        chosen.plan,
         loss=loss,
         optimizer=optimizer,
         seed=seed,
@@ -172,19 +203,40 @@ def _fit(
         loss_mean=loss_mean,
         init=init,
     )
-    history = Loop(trainer, source, held_out, seed=seed, **looping).run(epochs)
+    loop = Loop(trainer, source, held_out, seed=seed, callbacks=hooks, progress=progress, **looping)
+    history = loop.run(epochs)
     trainer.write_back()
     if save is not None:
         trainer.save(save)
     return history, trainer
 
 
-def resolve(plan: Plan | str, model: Model, example: tuple[Any, Any], batch_size: int | None) -> Plan:
-    """Return the plan that is meant, choosing one for `auto`."""
-    if plan != "auto":
-        return Plan.parse(plan)
-    graph = capture(made(model), example[0], training=True)
-    return auto_plan(graph, join().size, batch_size or graph.batch)
+def _auto(
+    model: nn.Module,
+    example: tuple[Any, Any],
+    batch_size: int | None,
+    *,
+    loss: Loss,
+    optimizer: Optimizer,
+    loss_mean: str,
+    **asking: Any,
+) -> Auto:
+    """Choose the plan of this job for a model with its loss and optimizer."""
+    session = join()
+    if session.size == 1:
+        return Auto(Plan())
+    network = capture(model, example[0], training=True)
+    ending = loss_graph(loss, network.output_specs, example[1])
+    whole = loss_mean == "exact" and loss_kind(ending).kind == OTHER
+    graph = attach(network, ending)
+    return auto_plan(
+        graph,
+        session,
+        batch_size or graph.batch,
+        optimizer_slots=slots_of(optimizer(list(model.named_parameters()))),
+        refuse=partial(changes_numbers, graph, whole_loss=whole),
+        **asking,
+    )
 
 
 class _Callable(ModuleType):

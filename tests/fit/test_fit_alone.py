@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import shardwise as sw
 from shardwise.graph import capture_loss
-from shardwise.training.auto import auto_plan
 from shardwise.training.loss_kind import loss_kind
 
 
@@ -141,21 +140,6 @@ def test_what_fit_cannot_use_is_said():
         sw.fit(cases.classifier(), data(), batch_size=4, callbacks=[sw.EarlyStopping()], **settings)
     with pytest.raises(sw.PlanError, match="2 ranks"):
         sw.fit(cases.classifier(), data(), batch_size=4, plan="data=2", **settings)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "batch", "shape", "plan"),
-    [
-        (1, 8, (3, 10, 10), "data=1"),
-        (4, 8, (3, 10, 10), "data=4"),
-        (4, 1, (3, 10, 10), "spatial=2x2"),
-        (6, 2, (3, 10, 10), "data=2 spatial=3x1"),
-        (12, 1, (3, 10, 10), "spatial=3x4"),
-    ],
-)
-def test_auto_takes_replicas_first_then_tiles(ranks, batch, shape, plan):
-    graph = sw.capture(nn.Conv2d(3, 4, 3), torch.zeros(2, *shape))
-    assert auto_plan(graph, ranks, batch) == sw.Plan.parse(plan)
 
 
 def mean_of_squares(output, target):

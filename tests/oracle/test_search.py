@@ -123,10 +123,20 @@ def test_objectives_change_the_order(graph):
 
 
 def test_choose_uses_all_ranks_and_gives_reasons(graph):
-    plan, prediction, reasons = choose(graph, machine(), 2, kernels=Fixed())
-    assert plan.ranks == 2
-    assert prediction.step_seconds > 0
-    assert str(plan) in reasons[0]
+    choice = choose(graph, machine(), 2, kernels=Fixed())
+    assert choice.plan.ranks == 2
+    assert choice.prediction.step_seconds > 0
+    assert str(choice.plan) in choice.reasons[0]
+    assert choice.reasons[-1] == choice.prediction.bottleneck
+
+
+def test_what_must_not_be_used_is_refused_with_the_reason_given(graph):
+    def no_replicas(plan):
+        return "no replicas here" if plan.data > 1 else ""
+
+    ranking = search(graph, machine(), 2, kernels=Fixed(), refuse=no_replicas)
+    assert all(entry.plan.data == 1 for entry in ranking)
+    assert any(refused.reason == "no replicas here" for refused in ranking.refused)
 
 
 def test_a_ranking_prints_as_a_table(graph):

@@ -26,13 +26,11 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Rank every way to split a network's training, best first, with reasons for the refused ones."""
+    from shardwise.ask import search
     from shardwise.machine import Machine
-    from shardwise.oracle.search import search
-    from shardwise.runtime.calibrate.demand import kernels_for_search
 
     where = Machine.load(machine)
     graph = training_graph(build_model(model), sample_shape(model, sample), batch)
-    kernels = kernels_for_search(graph, where, ranks, batch, profile_seconds)
     ranking = search(
         graph,
         where,
@@ -41,8 +39,8 @@ def command(
         memory=parse_bytes(memory),
         objective=objective,
         keep=keep,
-        kernels=kernels,
         optimizer_slots=slots,
+        profile_seconds=profile_seconds,
     )
     if as_json:
         print(json.dumps(to_json(ranking)))

@@ -26,15 +26,13 @@ def command(
     from rich.console import Console
     from rich.table import Table
 
+    from shardwise.ask import predict as ask
     from shardwise.machine import Machine
-    from shardwise.oracle import predict as ask
-    from shardwise.plan import Plan
-    from shardwise.runtime.calibrate.demand import kernels_for_plans
 
-    where, chosen = Machine.load(machine), Plan.parse(plan)
     graph = training_graph(build_model(model), sample_shape(model, sample), batch)
-    kernels = kernels_for_plans(graph, where, [chosen], batch, profile_seconds)
-    found = ask(graph, chosen, where, batch, kernels=kernels, optimizer_slots=slots)
+    found = ask(
+        graph, plan, Machine.load(machine), batch, optimizer_slots=slots, profile_seconds=profile_seconds
+    )
     if as_json:
         print(
             json.dumps(

@@ -147,7 +147,7 @@ class Distribution:
         if plan is None:
             x = tuple(inputs_of(self.model, data))
             graph = capture(self.model, x, training=True, check=False)
-            plan = self.plan = auto_plan(graph, self.session.size, int(x[0].shape[0]))
+            plan = self.plan = auto_plan(graph, self.session, int(x[0].shape[0])).plan
         return Steps(self.model, plan, data, self.seed)
 
     def _test_step(self, data: Any) -> Any:

@@ -1,6 +1,6 @@
 """How long: time, memory and bottlenecks of a program on a machine."""
 
-from shardwise.oracle.choose import choose
+from shardwise.oracle.choose import Choice, choose
 from shardwise.oracle.events import Event, Kind, Span, simulate
 from shardwise.oracle.kernels import Direction, Estimate, KernelTimes, Roofline, Task
 from shardwise.oracle.predict import Oracle, predict
@@ -9,6 +9,7 @@ from shardwise.oracle.price import StagePrice, price_stage
 from shardwise.oracle.step import predict_stage_step
 
 __all__ = [
+    "Choice",
     "Direction",
     "Estimate",
     "Event",

@@ -150,12 +150,17 @@ def measured(task: Task, seconds: Mapping[str, float], spread: Mapping[str, floa
     return Measured(_op(task), seconds, spread, flops, nbytes)
 
 
-def cache_path(device: str, threads: int) -> Path:
-    """Return the file of a device's profile: in `SHARDWISE_CACHE`, else in the user's cache folder."""
+def cache_folder() -> Path:
+    """Return where measurements are kept: `SHARDWISE_CACHE`, else the user's cache folder."""
     folder = os.environ.get("SHARDWISE_CACHE")
     base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "shardwise"
+    return Path(folder) if folder else base
+
+
+def cache_path(device: str, threads: int) -> Path:
+    """Return the file of a device's profile."""
     digest = hashlib.sha256(f"{device}/{threads}".encode()).hexdigest()[:12]
-    return (Path(folder) if folder else base) / f"kernels-{digest}.json"
+    return cache_folder() / f"kernels-{digest}.json"
 
 
 def _op(task: Task) -> str:

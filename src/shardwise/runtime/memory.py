@@ -7,6 +7,7 @@ does not depend on what other libraries or the operating system do.
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,28 +25,50 @@ class Peak:
     high_water_bytes: int
 
 
+class PeakWatch:
+    """Watch what happens between `start` and `stop`."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
+        self._before = 0
+        self._profile: Any = None
+
+    def start(self) -> None:
+        """Begin."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+            self._before = torch.accelerator.memory_allocated(self.device)
+            torch.accelerator.reset_peak_memory_stats(self.device)
+            return
+        # The profiler's own notes of its start and end are of no use to anyone here.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        self._profile = torch.profiler.profile(activities=activities, profile_memory=True)
+        self._profile.start()
+
+    def stop(self) -> Peak:
+        """End, and return what was needed meanwhile."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+            peak = torch.accelerator.max_memory_allocated(self.device) - self._before
+            left = torch.accelerator.memory_allocated(self.device) - self._before
+            return Peak(peak, left, high_water_bytes())
+        self._profile.stop()
+        results = self._profile.profiler.kineto_results
+        events = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
+        total = peak = 0
+        for _, nbytes in sorted(events, key=lambda event: event[0]):
+            total += nbytes
+            peak = max(peak, total)
+        return Peak(peak, total, high_water_bytes())
+
+
 def measure_peak(work: Callable[[], Any], device: torch.device | None = None) -> Peak:
     """Run `work` once, untimed, and return the peak of the memory that its tensors held."""
-    where = device or torch.device("cpu")
-    if where.type != "cpu":
-        torch.accelerator.synchronize(where)
-        before = torch.accelerator.memory_allocated(where)
-        torch.accelerator.reset_peak_memory_stats(where)
-        work()
-        torch.accelerator.synchronize(where)
-        peak = torch.accelerator.max_memory_allocated(where) - before
-        left = torch.accelerator.memory_allocated(where) - before
-        return Peak(peak, left, high_water_bytes())
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        work()
-    results = profile.profiler.kineto_results
-    events = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
-    total = peak = 0
-    for _, nbytes in sorted(events, key=lambda event: event[0]):
-        total += nbytes
-        peak = max(peak, total)
-    return Peak(peak, total, high_water_bytes())
+    watch = PeakWatch(device)
+    watch.start()
+    work()
+    return watch.stop()
 
 
 def high_water_bytes() -> int:

@@ -1,42 +1,144 @@
-"""Choose a plan when the user gives none."""
+"""Choose the plan of a job when the user gives none: know the machine, search, say why, agree on it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from torch import optim
+
+from shardwise.ask import profiled
+from shardwise.ask import search as ask_search
 from shardwise.graph import Graph
-from shardwise.plan import Plan
+from shardwise.machine import Machine
+from shardwise.oracle import Prediction, choose
+from shardwise.plan import Plan, micro_batches_of
+from shardwise.runtime.calibrate.crew import crew, share
+from shardwise.runtime.calibrate.here import known_machine, measured_machine
+from shardwise.runtime.session import Session
+
+CALIBRATE_SECONDS = 30.0
+PROFILE_SECONDS = 20.0
 
 
-def auto_plan(graph: Graph, ranks: int, batch: int) -> Plan:
-    """Return a plan for so many ranks by a simple rule.
+@dataclass(frozen=True)
+class Auto:
+    """A chosen plan, the same on every rank, what is predicted for it, and why."""
 
-    As many replicas as there are samples for, if that leaves no rank over; then the ranks of each replica
-    share the image in tiles as square as possible, or, where there is no image, the layers in stages.
+    plan: Plan
+    prediction: Prediction | None = None
+    reasons: tuple[str, ...] = ()
+
+
+def auto_plan(
+    graph: Graph,
+    session: Session,
+    batch: int,
+    *,
+    machine: Machine | str | Path | None = None,
+    profile_seconds: float = PROFILE_SECONDS,
+    optimizer_slots: float = 1.0,
+    refuse: Callable[[Plan], str] | None = None,
+    show: bool = True,
+) -> Auto:
+    """Return the fastest plan for the ranks of a job that changes nothing but its speed; all ranks call this.
+
+    The machine is what the user says, a file, or what was measured before; else the ranks of the job
+    measure it now, once, for half a minute. Rank 0 searches and says why; every rank gets its answer.
 
     Args:
-        graph: the network.
-        ranks: how many ranks there are.
+        graph: the network with its loss.
+        session: the job.
         batch: samples of a global mini-batch.
+        machine: see `known_machine`.
+        profile_seconds: budget for layer shapes that were not measured before.
+        optimizer_slots: copies of the parameters that the optimizer keeps.
+        refuse: says why a plan must not be used, or nothing; by default what `changes_numbers` says.
+        show: whether rank 0 prints the ranking and the reasons.
     """
-    data = max(d for d in range(1, ranks + 1) if ranks % d == 0 and d <= max(1, batch))
-    inside = ranks // data
-    if inside == 1:
-        return Plan.parse(f"data={data}")
-    dims = len(graph.shapes[0]) - 2
-    if dims < 1:
-        return Plan.parse(f"data={data} stages={inside}")
-    grid = _grid(inside, dims)
-    return Plan.parse(f"data={data} spatial={'x'.join(map(str, grid))}")
+    if session.size == 1:
+        return Auto(Plan())
+    console = Console(stderr=True, quiet=not show or session.rank > 0, soft_wrap=True, highlight=False)
+    found: Auto | ValueError | None = None
+    with crew() as leads:
+        if leads:
+            try:
+                found = _choose(
+                    graph,
+                    session,
+                    batch,
+                    machine,
+                    profile_seconds,
+                    optimizer_slots,
+                    refuse or partial(changes_numbers, graph),
+                    console,
+                )
+            except ValueError as error:
+                found = error  # every rank is to hear of it, not only this one
+    found = share(session, found)
+    if isinstance(found, ValueError):
+        raise found
+    assert found is not None  # rank 0 has put one or the other there
+    return found
 
 
-def _grid(tiles: int, dims: int) -> tuple[int, ...]:
-    """Share out the prime factors, largest first, each to the dimension with the fewest parts."""
-    grid = [1] * dims
-    factor, rest, factors = 2, tiles, []
-    while rest > 1:
-        while rest % factor == 0:
-            factors.append(factor)
-            rest //= factor
-        factor += 1
-    for prime in reversed(factors):
-        grid[grid.index(min(grid))] *= prime
-    return tuple(grid)
+def _choose(
+    graph: Graph,
+    session: Session,
+    batch: int,
+    given: Machine | str | Path | None,
+    seconds: float,
+    slots: float,
+    refuse: Callable[[Plan], str],
+    console: Console,
+) -> Auto:
+    known = known_machine(session, given)
+    if known is None:
+        console.print(f"plan=auto: measuring this machine for about {CALIBRATE_SECONDS:.0f} s, once")
+        where = measured_machine(session, CALIBRATE_SECONDS, quiet=console.quiet)
+    else:
+        where = known[0]
+        console.print(f"plan=auto: machine {known[1]}")
+    if seconds > 0:
+        # The shapes of the best plans are measured; the ranking that comes of it is made again below.
+        settings = {"optimizer_slots": slots, "profile_seconds": seconds, "all_ranks": True}
+        ask_search(graph, where, session.size, batch, keep=1, refuse=refuse, **settings)  # type: ignore[arg-type]
+    kernels = profiled(graph, where, (), batch, 0.0)
+    choice = choose(
+        graph, where, session.size, batch, kernels=kernels, optimizer_slots=slots, refuse=refuse, keep=5
+    )
+    console.print(str(choice))
+    # What travels to the other ranks are numbers and words.
+    words = choice.prediction.bottleneck
+    prediction = replace(choice.prediction, why=partial(str, words), timeline=())
+    return Auto(choice.plan, prediction, choice.reasons)
+
+
+def changes_numbers(graph: Graph, plan: Plan, whole_loss: bool = False) -> str:
+    """Say what a plan would change about training other than its speed; nothing if it is exact.
+
+    Batch norm over micro-batches, and shares of a loss that is no mean over samples, are settings that a
+    user may name, but not what `auto` may choose.
+
+    Args:
+        graph: the network with its loss.
+        plan: how to split it.
+        whole_loss: whether the loss must be given the whole mini-batch.
+    """
+    parts = micro_batches_of(plan)
+    if parts > 1 and any(layer.attributes.get("batch_statistics") for layer in graph):
+        return f"batch norm would see {parts} micro-batches instead of the mini-batch"
+    if whole_loss and plan.data * parts > 1:
+        return f"the loss is no mean over samples, so {plan.data * parts} shares would change it"
+    return ""
+
+
+def slots_of(optimizer: optim.Optimizer) -> float:
+    """Return how many copies of the parameters an optimizer keeps."""
+    settings = optimizer.defaults
+    if "betas" in settings:
+        return 2.0 + float(bool(settings.get("amsgrad")))
+    return float(any(settings.get(name) for name in ("momentum", "alpha", "lr_decay")))

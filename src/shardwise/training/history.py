@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 
@@ -16,12 +16,16 @@ class History:
         ranks: how many ranks took part.
         epochs: for each epoch its numbers by name: `loss`, `seconds`, `val_loss`, `val_<metric>` ...
         stopped: why training ended early, or empty.
+        predicted: what the oracle said of a step, if it chose the plan: `step_seconds`, `step_bytes`.
+        measured: the same, as measured in the first epoch.
     """
 
     plan: str = ""
     ranks: int = 1
     epochs: list[dict[str, float]] = field(default_factory=list)
     stopped: str = ""
+    predicted: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> list[float]:
         """Return one number over all epochs."""
@@ -32,8 +36,7 @@ class History:
 
     def save(self, path: str | Path) -> None:
         """Write the history as JSON."""
-        content = {"plan": self.plan, "ranks": self.ranks, "epochs": self.epochs, "stopped": self.stopped}
-        Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     def __str__(self) -> str:
         names = list(self.epochs[-1]) if self.epochs else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,10 @@ from shardwise.training.given import Model, check_loss, made
 from shardwise.training.inference import Inference
 from shardwise.training.loss_graph import Loss, loss_graph
 from shardwise.training.unsplit import call_model
+
+if TYPE_CHECKING:
+    from shardwise.oracle import Prediction
+    from shardwise.training.compare import Measured
 
 Optimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 Shapes = tuple[tuple[int, ...], ...]
@@ -111,6 +115,8 @@ class Trainer:
         trained = list(self.store.named_parameters())
         self.optimizer = optimizer(trained) if optimizer is not None and trained else None
         self.step_seconds: list[float] = []
+        self.prediction: Prediction | None = None
+        self.measured: Measured | None = None
         self.gradient_norm: float | None = None
         self._last: Engine | None = None
         self._pending = 0

@@ -12,7 +12,7 @@ import heapq
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,7 +24,7 @@ from shardwise.oracle.search.coarse import Coarse
 from shardwise.oracle.search.legal import Legality
 from shardwise.oracle.search.ranking import Counts, Entry, Ranking, Refused
 from shardwise.oracle.search.space import Candidate, halos_of, replicas, shapes, splits, timings
-from shardwise.plan import PlanError, Split
+from shardwise.plan import Plan, PlanError, Split
 
 OBJECTIVES = ("time", "memory", "cost")
 # Up to so many ranks every plan that is simulated is simulated event by event.
@@ -67,6 +67,7 @@ def search(
     optimizer_slots: float = 1.0,
     exact: bool | None = None,
     all_ranks: bool = False,
+    refuse: Callable[[Plan], str] | None = None,
 ) -> Ranking:
     """Rank the plans of a network on a machine.
 
@@ -82,6 +83,7 @@ def search(
         optimizer_slots: copies of the parameters that the optimizer keeps.
         exact: simulate event by event; default: for few ranks only.
         all_ranks: only plans that use all ranks.
+        refuse: says why a plan must not be used, or nothing.
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective: {objective!r} found; choose one of {', '.join(OBJECTIVES)}")
@@ -93,6 +95,7 @@ def search(
     limit = memory or where.device.memory_bytes
     fine = ranks <= EXACT_RANKS if exact is None else exact
     run = _Search(oracle, samples, limit, objective, keep, fine)
+    run.refuse = refuse
     run.collect(ranks, all_ranks)
     run.simulate()
     return run.ranking(ranks)
@@ -112,6 +115,7 @@ class _Search:
         self.queue: list[tuple[float, int, Candidate]] = []
         self.found: list[Entry] = []
         self.best: list[float] = []
+        self.refuse: Callable[[Plan], str] | None = None
 
     def collect(self, ranks: int, all_ranks: bool) -> None:
         """List all plans with their bounds; refuse what cannot be used wherever the network is cut."""
@@ -130,6 +134,8 @@ class _Search:
                 for c in self._timed(split, data, count, singles):
                     self.tally.enumerated += 1
                     reason = self.legality.of(c, self.batch)
+                    if not reason and self.refuse is not None:
+                        reason = self.refuse(c.plan())
                     if reason:
                         self.tally.refuse(c, reason)
                     else:

@@ -9,14 +9,10 @@ from shardwise.machine import Machine
 from shardwise.oracle.kernels import KernelTimes, Roofline, Task
 from shardwise.oracle.predict import Oracle
 from shardwise.oracle.profile import Profile, cache_path
-from shardwise.oracle.search.space import candidates
-from shardwise.plan import Plan, PlanError
-from shardwise.plan.check import check
+from shardwise.plan import Plan
 from shardwise.program import Regrid
 from shardwise.runtime.calibrate.device import device_name
 from shardwise.runtime.calibrate.kernels import profile_kernels
-
-_MOST_PLANS = 400
 
 
 def is_here(machine: Machine) -> bool:
@@ -75,20 +71,3 @@ def kernels_for_plans(
             profile_kernels(profile, tasks, seconds=seconds, ranks=machine.node.devices)
             profile.save(cache_path(machine.device.name, machine.device.threads))
     return profile if profile.entries else None
-
-
-def kernels_for_search(
-    graph: Graph, machine: Machine, ranks: int, batch: int, seconds: float
-) -> KernelTimes | None:
-    """Return kernel times for all plans of so many ranks, measuring within the budget."""
-    plans: list[Plan] = []
-    if is_here(machine) and seconds > 0:
-        for candidate in candidates(ranks, len(graph.shapes[0]) - 2):
-            if candidate.data * candidate.parts <= batch and len(plans) < _MOST_PLANS:
-                plan = candidate.plan()
-                try:
-                    check(plan, graph, batch=batch)
-                except PlanError:
-                    continue
-                plans.append(plan)
-    return kernels_for_plans(graph, machine, plans, batch, seconds)

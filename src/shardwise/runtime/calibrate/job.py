@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from shardwise.runtime.calibrate.crew import ask_crew, is_leader
 from shardwise.runtime.errors import TransportError
 from shardwise.runtime.poller import cores
 
@@ -30,7 +31,11 @@ def measure(
         transport: backend that joins them.
         seconds: what the measurement means to take; far more than that is an error.
         threads: computing threads of each rank; default: the cores shared out.
+
+    Inside `crew` the ranks of the running job do it, with the transport and threads that they have.
     """
+    if is_leader():
+        return ask_crew(function, arguments)
     launcher = "mpi" if transport == "mpi4py" else "torchrun"
     with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
         Path(folder, "arguments").write_bytes(pickle.dumps((function, arguments)))

@@ -1,0 +1,168 @@
+"""Ask the oracle, with kernels measured on this machine where it is the one that is asked about.
+
+`shardwise.oracle` prices with what it is given. Here the gaps are filled: what was profiled on this device is
+loaded from the user's cache, and layer shapes that were never seen are profiled within a budget first. What
+is then still missing is scaled from similar shapes and flagged in the prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from shardwise.graph import Graph, Kind
+from shardwise.machine import Machine
+from shardwise.oracle import predict as oracle_predict
+from shardwise.oracle.kernels import KernelTimes
+from shardwise.oracle.prediction import Prediction
+from shardwise.oracle.profile import Profile, cache_path
+from shardwise.oracle.search import Ranking
+from shardwise.oracle.search import search as oracle_search
+from shardwise.plan import Plan, PlanError
+from shardwise.plan.check import check
+from shardwise.runtime.calibrate import profile_kernels
+from shardwise.runtime.calibrate.demand import is_here, load_profile, tasks_of
+
+# A search profiles the shapes of so many of the best plans, in rounds, because times change the order.
+_PROFILED = 8
+_ROUNDS = 2
+_loaded: dict[Path, tuple[int, Profile]] = {}
+
+
+def predict(
+    graph: Graph,
+    plan: Plan | str,
+    machine: Machine | str | Path,
+    batch: int | None = None,
+    *,
+    kernels: KernelTimes | None = None,
+    optimizer_slots: float = 1.0,
+    profile_seconds: float = 0.0,
+) -> Prediction:
+    """Predict a training step of a network under a plan on a machine.
+
+    Args:
+        graph: a captured network; with its loss behind it (`attach`), or its output counts as the end.
+        plan: a `Plan` or its one line.
+        machine: a `Machine`, a preset's name or a TOML file.
+        batch: samples of the global mini-batch; default: those the graph was captured with.
+        kernels: times of computations; default what was profiled if the machine is this one, else a
+            roofline of its device.
+        optimizer_slots: copies of the parameters that the optimizer keeps (momentum 1, Adam 2).
+        profile_seconds: budget for measuring layer shapes that were not seen before.
+    """
+    where, chosen = Machine.load(machine), Plan.parse(plan)
+    times = kernels
+    if times is None:
+        times = profiled(graph, where, [chosen], batch or graph.batch, profile_seconds)
+    return oracle_predict(graph, chosen, where, batch, kernels=times, optimizer_slots=optimizer_slots)
+
+
+def search(
+    graph: Graph,
+    machine: Machine | str | Path,
+    ranks: int,
+    batch: int | None = None,
+    *,
+    memory: float | None = None,
+    objective: str = "time",
+    keep: int = 10,
+    kernels: KernelTimes | None = None,
+    optimizer_slots: float = 1.0,
+    profile_seconds: float = 0.0,
+    exact: bool | None = None,
+    all_ranks: bool = False,
+    refuse: Callable[[Plan], str] | None = None,
+) -> Ranking:
+    """Rank the plans of a network on a machine, best first.
+
+    Args:
+        graph: a captured network, with its loss behind it where it has one.
+        machine: a `Machine`, a preset's name or a TOML file.
+        ranks: how many there are; plans may leave some of them idle.
+        batch: samples of the global mini-batch; default: those of the graph.
+        memory: bytes that a rank may use; default: what the device has.
+        objective: `time`, `memory` (bytes of the fullest rank) or `cost` (ranks x seconds).
+        keep: how many plans to rank.
+        kernels: times of computations; default what was profiled if the machine is this one, else a
+            roofline of its device.
+        optimizer_slots: copies of the parameters that the optimizer keeps.
+        profile_seconds: budget for measuring layer shapes of the best plans that were not seen before.
+        exact: simulate event by event; default: for few ranks only.
+        all_ranks: only plans that use all ranks.
+        refuse: says why a plan must not be used, or nothing.
+    """
+    where, samples = Machine.load(machine), batch or graph.batch
+
+    def ranked(times: KernelTimes | None, count: int) -> Ranking:
+        return oracle_search(
+            graph,
+            where,
+            ranks,
+            batch,
+            memory=memory,
+            objective=objective,
+            keep=count,
+            kernels=times,
+            optimizer_slots=optimizer_slots,
+            exact=exact,
+            all_ranks=all_ranks,
+            refuse=refuse,
+        )
+
+    times = kernels if kernels is not None else profiled(graph, where, (), samples, 0.0)
+    if kernels is None and profile_seconds > 0 and is_here(where):
+        wanted = _usable(usual_plans(graph, ranks), graph, samples)
+        for _ in range(_ROUNDS):
+            wanted += [entry.plan for entry in ranked(times, _PROFILED)]
+            times = profiled(graph, where, wanted, samples, profile_seconds / _ROUNDS)
+    return ranked(times, keep)
+
+
+def profiled(
+    graph: Graph, machine: Machine, plans: Iterable[Plan], batch: int, seconds: float
+) -> KernelTimes | None:
+    """Return the profile of this device, completed for some plans within a budget; None elsewhere."""
+    if not is_here(machine):
+        return None
+    profile = _profile(machine)
+    if seconds > 0:
+        tasks = tasks_of(graph, machine, plans, batch)
+        if profile.missing(tasks):
+            profile_kernels(profile, tasks, seconds=seconds, ranks=machine.node.devices)
+            path = cache_path(machine.device.name, machine.device.threads)
+            profile.save(path)
+            # Predictions are remembered for a profile, so that another one must take its place.
+            _loaded.pop(path, None)
+            profile = _profile(machine)
+    return profile if profile.entries else None
+
+
+def usual_plans(graph: Graph, ranks: int) -> list[Plan]:
+    """Return one plan of every strategy, whose layer shapes are worth knowing before anything is ranked."""
+    dims = max((len(layer.shape) - 2 for layer in graph if layer.kind is Kind.INPUT), default=0)
+    texts = ["data=1"]
+    if ranks > 1:
+        texts += [f"data={ranks}", f"filter={ranks}", f"channel={ranks}", f"stages={ranks} schedule=layer"]
+        texts += [f"spatial={'x'.join([str(ranks)] + ['1'] * (dims - 1))}"] if dims > 0 else []
+    return [Plan.parse(text) for text in texts]
+
+
+def _usable(plans: Iterable[Plan], graph: Graph, batch: int) -> list[Plan]:
+    result = []
+    for plan in plans:
+        try:
+            check(plan, graph, batch=batch)
+        except PlanError:
+            continue
+        result.append(plan)
+    return result
+
+
+def _profile(machine: Machine) -> Profile:
+    """Return what is known about a device, read again only when the file has changed."""
+    path = cache_path(machine.device.name, machine.device.threads)
+    stamp = path.stat().st_mtime_ns if path.is_file() else 0
+    if path not in _loaded or _loaded[path][0] != stamp:
+        _loaded[path] = (stamp, load_profile(machine))
+    return _loaded[path][1]
