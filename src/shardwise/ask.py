@@ -7,7 +7,7 @@ is then still missing is scaled from similar shapes and flagged in the predictio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from shardwise.graph import Graph, Kind
@@ -16,8 +16,8 @@ from shardwise.oracle import predict as oracle_predict
 from shardwise.oracle.kernels import KernelTimes
 from shardwise.oracle.prediction import Prediction
 from shardwise.oracle.profile import Profile, cache_path
+from shardwise.oracle.questions import over_ranks
 from shardwise.oracle.search import Ranking
-from shardwise.oracle.search import search as oracle_search
 from shardwise.plan import Plan, PlanError
 from shardwise.plan.check import check
 from shardwise.runtime.calibrate import profile_kernels
@@ -61,7 +61,7 @@ def predict(
 def search(
     graph: Graph,
     machine: Machine | str | Path,
-    ranks: int,
+    ranks: int | Sequence[int],
     batch: int | None = None,
     *,
     memory: float | None = None,
@@ -79,7 +79,7 @@ def search(
     Args:
         graph: a captured network, with its loss behind it where it has one.
         machine: a `Machine`, a preset's name or a TOML file.
-        ranks: how many there are; plans may leave some of them idle.
+        ranks: how many there are; plans may leave some of them idle. Several numbers are ranked together.
         batch: samples of the global mini-batch; default: those of the graph.
         memory: bytes that a rank may use; default: what the device has.
         objective: `time`, `memory` (bytes of the fullest rank) or `cost` (ranks x seconds).
@@ -93,12 +93,13 @@ def search(
         refuse: says why a plan must not be used, or nothing.
     """
     where, samples = Machine.load(machine), batch or graph.batch
+    counts = (ranks,) if isinstance(ranks, int) else tuple(ranks)
 
     def ranked(times: KernelTimes | None, count: int) -> Ranking:
-        return oracle_search(
+        return over_ranks(
             graph,
             where,
-            ranks,
+            counts,
             batch,
             memory=memory,
             objective=objective,
@@ -112,7 +113,7 @@ def search(
 
     times = kernels if kernels is not None else profiled(graph, where, (), samples, 0.0)
     if kernels is None and profile_seconds > 0 and is_here(where):
-        wanted = _usable(usual_plans(graph, ranks), graph, samples)
+        wanted = _usable((p for n in counts for p in usual_plans(graph, n)), graph, samples)
         for _ in range(_ROUNDS):
             wanted += [entry.plan for entry in ranked(times, _PROFILED)]
             times = profiled(graph, where, wanted, samples, profile_seconds / _ROUNDS)

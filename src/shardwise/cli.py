@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from shardwise.commands import calibrate, doctor, limits, plan, predict, run, train, validate
+from shardwise.commands import calibrate, doctor, limits, plan, predict, run, scaling, train, validate
 from shardwise.runtime.errors import TransportError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("calibrate")(calibrate.command)
 app.command("plan")(plan.command)
 app.command("predict")(predict.command)
 app.command("limits")(limits.command)
+app.command("scaling")(scaling.command)
 app.command("validate")(validate.command)
 app.command("train")(train.command)
 

@@ -12,13 +12,17 @@ from shardwise.plan import Plan
 from shardwise.program import lower_stage
 
 
-@cache
-def small_graph() -> Graph:
-    """Two convolutions of 3x3 with batch norm and ReLU, on four samples of 3x16x16."""
-    model = nn.Sequential(
+def small_model() -> nn.Module:
+    """Two convolutions of 3x3 with batch norm and ReLU."""
+    return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)
     )
-    return capture(model, torch.zeros(4, 3, 16, 16), check=False)
+
+
+@cache
+def small_graph() -> Graph:
+    """The small network on four samples of 3x16x16."""
+    return capture(small_model(), torch.zeros(4, 3, 16, 16), check=False)
 
 
 def stage(text: str, **options):

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+import re
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shardwise.commands.subject import build_model, parse_bytes, sample_shape, training_graph
 
+if TYPE_CHECKING:
+    from shardwise.graph import Graph
+    from shardwise.machine import Machine
+    from shardwise.oracle.questions import Answer
+
 
 def command(
     model: Annotated[str, typer.Argument(help="A zoo name, or module:attribute.")],
-    ranks: Annotated[int, typer.Option(help="How many ranks there are.")],
+    ranks: Annotated[
+        str, typer.Option(help="How many ranks there are; commas rank several numbers together.")
+    ] = "1",
     machine: Annotated[str, typer.Option(help="A preset's name or a TOML file.")] = "here.toml",
     batch: Annotated[int, typer.Option(help="Samples of the global mini-batch.")] = 32,
     sample: Annotated[str | None, typer.Option("--input", help="One sample, e.g. 3x1024x1024.")] = None,
@@ -20,6 +28,9 @@ def command(
     objective: Annotated[str, typer.Option(help="time, memory or cost.")] = "time",
     keep: Annotated[int, typer.Option(help="How many plans to show.")] = 10,
     slots: Annotated[float, typer.Option(help="Copies of the weights that the optimizer keeps.")] = 1.0,
+    find: Annotated[
+        str | None, typer.Option(help="What else is asked for: fewest-ranks, largest-batch or largest-image.")
+    ] = None,
     profile_seconds: Annotated[
         float, typer.Option(help="Measure unseen layer shapes on this machine for at most so long.")
     ] = 0.0,
@@ -30,27 +41,53 @@ def command(
     from shardwise.machine import Machine
 
     where = Machine.load(machine)
+    counts = _numbers(ranks)
     graph = training_graph(build_model(model), sample_shape(model, sample), batch)
-    ranking = search(
-        graph,
-        where,
-        ranks,
-        batch,
-        memory=parse_bytes(memory),
-        objective=objective,
-        keep=keep,
-        optimizer_slots=slots,
-        profile_seconds=profile_seconds,
-    )
+    asking: dict[str, Any] = {
+        "memory": parse_bytes(memory),
+        "objective": objective,
+        "keep": keep,
+        "optimizer_slots": slots,
+        "profile_seconds": profile_seconds,
+    }
+    answer = None
+    if find is None:
+        ranking = search(graph, where, counts, batch, **asking)
+    else:
+        answer = answer_to(find, graph, where, max(counts), batch, asking)
+        ranking = answer.ranking
     if as_json:
-        print(json.dumps(to_json(ranking)))
+        found = {} if answer is None else {"found": {"question": find, "value": answer.value}}
+        print(json.dumps(found | to_json(ranking)))
         return
-    print(ranking)
+    print(answer or ranking)
     if ranking.entries:
         print(f"Best: {ranking.best.plan}. {ranking.best.bottleneck}")
     for refused in ranking.refused[:5]:
         more = f" ({refused.count} plans)" if refused.count > 1 else ""
         print(f"refused: {refused.plan}{more}: {refused.reason}")
+
+
+def answer_to(
+    find: str, graph: Graph, machine: Machine, ranks: int, batch: int, asking: dict[str, Any]
+) -> Answer:
+    """Answer what else than the plan is unknown; `ranks` is the most where their number is asked for."""
+    from shardwise.ask import search
+    from shardwise.oracle import questions
+
+    if find == "fewest-ranks":
+        return questions.fewest_ranks(graph, machine, batch, most=ranks, ask=search, **asking)
+    if find == "largest-batch":
+        return questions.largest_batch(graph, machine, ranks, ask=search, **asking)
+    if find == "largest-image":
+        return questions.largest_image(graph, machine, ranks, batch, ask=search, **asking)
+    raise ValueError(f"find: {find!r} found; choose one of fewest-ranks, largest-batch, largest-image")
+
+
+def _numbers(text: str) -> list[int]:
+    if not re.fullmatch(r"\s*[1-9]\d*(\s*,\s*[1-9]\d*)*\s*", text):
+        raise ValueError(f"ranks: {text!r} found; write a number, or several with commas between them")
+    return [int(number) for number in text.split(",")]
 
 
 def to_json(ranking: Any) -> dict[str, Any]:

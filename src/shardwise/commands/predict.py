@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +21,9 @@ def command(
     profile_seconds: Annotated[
         float, typer.Option(help="Measure unseen layer shapes on this machine for at most so long.")
     ] = 0.0,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write what each rank does when to a file, for Perfetto.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
 ) -> None:
     """Predict the step time, the memory and the bottleneck of a plan, rank by rank."""
@@ -33,6 +37,8 @@ def command(
     found = ask(
         graph, plan, Machine.load(machine), batch, optimizer_slots=slots, profile_seconds=profile_seconds
     )
+    if timeline is not None:
+        found.save_timeline(timeline)
     if as_json:
         print(
             json.dumps(
@@ -53,7 +59,7 @@ def command(
         )
         return
     print(found)
-    categories = sorted({name for rank in found.breakdown for name in rank})
+    categories = [name for name in found.breakdown[0] if any(rank[name] for rank in found.breakdown)]
     table = Table("rank", *categories, "memory", title="milliseconds by rank")
     for rank, (times, memory) in enumerate(
         zip(found.breakdown, found.peak_bytes_by_category * len(found.breakdown), strict=False)

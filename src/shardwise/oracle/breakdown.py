@@ -6,10 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from shardwise.oracle.events import BUBBLE, Span
 
+CATEGORIES = (
+    *("forward", "backward", "halo", "statistics", "stage transfer"),
+    *("reduction", BUBBLE, "update", "input"),
+)
+
 
 def breakdowns(spans: Iterable[Span], ranks: Sequence[int], step: float) -> tuple[dict[str, float], ...]:
-    """Return the seconds of every rank by category; what is left of the step counts as bubble."""
-    result: dict[int, dict[str, float]] = {rank: {} for rank in ranks}
+    """Return the seconds of every rank by category, all of them; what is left of the step is bubble."""
+    result: dict[int, dict[str, float]] = {rank: dict.fromkeys(CATEGORIES, 0.0) for rank in ranks}
     for span in spans:
         mine = result[span.rank]
         mine[span.category] = mine.get(span.category, 0.0) + span.end - span.start

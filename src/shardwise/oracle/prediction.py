@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from shardwise.oracle.events import Span
+from shardwise.oracle.trace import save_trace
 
 TIGHT = 0.9
 
@@ -74,6 +76,10 @@ class Prediction:
         if self.peak_bytes > self.memory_bytes:
             return "does not fit"
         return "tight" if self.peak_bytes > TIGHT * self.memory_bytes else "fits"
+
+    def save_timeline(self, path: str | Path) -> None:
+        """Write what each rank does when, for chrome://tracing or Perfetto."""
+        save_trace(self.timeline, path)
 
     def __str__(self) -> str:
         low, high = self.interval

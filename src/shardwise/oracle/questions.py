@@ -1,0 +1,192 @@
+"""Questions that a search answers when something else than the plan is unknown.
+
+"Will it fit at all, and on how many ranks?" is monotone in ranks (plans may leave some idle) and, but for
+rounding, in the samples and pixels: such questions are answered by doubling, then halving the interval.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.graph import Graph
+from shardwise.machine import Machine
+from shardwise.oracle.search import Counts, Ranking, search
+
+Search = Callable[..., Ranking]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The number that was asked for, and the ranking of the plans with it."""
+
+    question: str
+    value: int
+    ranking: Ranking
+
+    def __str__(self) -> str:
+        return f"{self.question}: {self.value}\n{self.ranking}"
+
+
+def over_ranks(
+    graph: Graph,
+    machine: Machine | str,
+    counts: Sequence[int],
+    batch: int | None = None,
+    *,
+    ask: Search = search,
+    **asking: Any,
+) -> Ranking:
+    """Rank the plans for several numbers of ranks together: "the fastest on up to 64" and the like."""
+    keep = asking.get("keep", 10)
+    rankings = [ask(graph, machine, count, batch, **asking) for count in sorted(set(counts))]
+    if not rankings:
+        raise ValueError("ranks: no number found; give at least one")
+    scores = {"time": _time, "memory": _memory, "cost": _cost}
+    score = scores[rankings[0].objective]
+    entries = {str(entry.plan): entry for ranking in rankings for entry in ranking}
+    ordered = sorted(entries.values(), key=lambda e: (score(e), e.ranks))
+    front: list[Any] = []
+    for entry in sorted((e for r in rankings for e in r.front), key=lambda e: (e.step_seconds, e.peak_bytes)):
+        if not front or entry.peak_bytes < front[-1].peak_bytes:
+            front.append(entry)
+    totals = [sum(getattr(r.counts, f.name) for r in rankings) for f in dataclasses.fields(Counts)]
+    refused = tuple(dict.fromkeys(r for ranking in rankings for r in ranking.refused))
+    last = rankings[-1]
+    return dataclasses.replace(
+        last, entries=tuple(ordered[:keep]), front=tuple(front), refused=refused, counts=Counts(*totals)
+    )
+
+
+def fewest_ranks(
+    graph: Graph,
+    machine: Machine | str,
+    batch: int | None = None,
+    *,
+    most: int = 4096,
+    ask: Search = search,
+    **asking: Any,
+) -> Answer:
+    """Return the fewest ranks on which some plan fits, with the plans for that many.
+
+    Args:
+        graph, machine, batch: as in `search`.
+        most: give up beyond so many ranks.
+        ask: what searches.
+        asking: further arguments of `search`, such as `memory`.
+    """
+
+    def fits(ranks: int) -> bool:
+        return _fits(ask, graph, machine, ranks, batch, asking)
+
+    high = 1
+    while not fits(high):
+        if high >= most:
+            raise ValueError(f"no plan fits on up to {most} ranks of {Machine.load(machine).name}")
+        high = min(2 * high, most)
+    found = _smallest(fits, high // 2, high)
+    return Answer("fewest ranks that fit", found, ask(graph, machine, found, batch, **asking))
+
+
+def largest_batch(
+    graph: Graph,
+    machine: Machine | str,
+    ranks: int,
+    *,
+    most: int = 1 << 20,
+    ask: Search = search,
+    **asking: Any,
+) -> Answer:
+    """Return the largest global mini-batch that fits on so many ranks, with the plans for it."""
+
+    def fits(batch: int) -> bool:
+        return _fits(ask, graph, machine, ranks, batch, asking)
+
+    found = _largest(fits, 1, most, f"not even one sample fits on {ranks} ranks")
+    return Answer("largest mini-batch that fits", found, ask(graph, machine, ranks, found, **asking))
+
+
+def largest_image(
+    graph: Graph,
+    machine: Machine | str,
+    ranks: int,
+    batch: int | None = None,
+    *,
+    step: int = 32,
+    most: int = 1 << 17,
+    ask: Search = search,
+    **asking: Any,
+) -> Answer:
+    """Return the largest side of an image that fits, a multiple of `step`; other sides keep their ratio."""
+
+    def fits(count: int) -> bool:
+        return _fits(ask, resized(graph, count * step), machine, ranks, batch, asking)
+
+    reason = f"not even {step} pixels fit on {ranks} ranks"
+    found = step * _largest(fits, 1, most // step, reason)
+    ranking = ask(resized(graph, found), machine, ranks, batch, **asking)
+    return Answer("largest image that fits, first side in pixels", found, ranking)
+
+
+def resized(graph: Graph, side: int) -> Graph:
+    """Return the network for images whose first side has so many pixels; targets of that size follow."""
+    image = graph.shapes[0][2:]
+    if not image:
+        raise ValueError("image: the network's first input has no spatial dimensions to change")
+    sizes = tuple(max(1, round(n * side / image[0])) for n in image)
+    shapes = []
+    for shape in graph.shapes:
+        if shape[2:] == image:
+            shapes.append((*shape[:2], *sizes))
+        elif shape[1:] == image:
+            shapes.append((shape[0], *sizes))
+        else:
+            shapes.append(shape)
+    return graph.at(*shapes)
+
+
+def _fits(
+    ask: Search, graph: Graph, machine: Machine | str, ranks: int, batch: int | None, asking: dict[str, Any]
+) -> bool:
+    """Tell whether any plan fits; the plan with the least memory answers that, whatever is best."""
+    least = asking | {"objective": "memory", "keep": 1, "exact": False}
+    return bool(ask(graph, machine, ranks, batch, **least).entries)
+
+
+def _smallest(good: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the smallest number that is good, where `low` is not and `high` is."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if good(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _largest(good: Callable[[int], bool], low: int, most: int, reason: str) -> int:
+    """Return the largest number up to `most` that is good."""
+    if not good(low):
+        raise ValueError(reason)
+    high = 2 * low
+    while high <= most and good(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
+
+def _time(entry: Any) -> float:
+    return float(entry.step_seconds)
+
+
+def _memory(entry: Any) -> float:
+    return float(entry.peak_bytes)
+
+
+def _cost(entry: Any) -> float:
+    return float(entry.cost)

@@ -1,0 +1,139 @@
+"""Scaling curves: every strategy on more and more ranks, with a fixed mini-batch or one that grows along."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwise.graph import Graph, Kind
+from shardwise.machine import Machine
+from shardwise.oracle.kernels import KernelTimes, Roofline
+from shardwise.oracle.prediction import seconds_text
+from shardwise.oracle.search.coarse import Coarse
+from shardwise.oracle.search.legal import Legality
+from shardwise.oracle.search.space import Candidate
+from shardwise.oracle.strategies import STRATEGIES, family
+
+
+@dataclass(frozen=True)
+class Point:
+    """The best plan of a strategy on a number of ranks; without a plan, `reason` says why there is none.
+
+    `efficiency` is the throughput of a rank against that of one device alone.
+    """
+
+    strategy: str
+    ranks: int
+    batch: int
+    plan: str = ""
+    step_seconds: float = 0.0
+    samples_per_second: float = 0.0
+    efficiency: float = 0.0
+    peak_bytes: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The curves of all strategies; `weak` lets the mini-batch grow with the ranks."""
+
+    points: tuple[Point, ...]
+    weak: bool
+    machine: str
+
+    def curve(self, strategy: str) -> tuple[Point, ...]:
+        """Return the points of one strategy, those without a plan left out."""
+        return tuple(p for p in self.points if p.strategy == strategy and p.plan)
+
+    def __str__(self) -> str:
+        counts = sorted({p.ranks for p in self.points})
+        names = list(dict.fromkeys(p.strategy for p in self.points))
+        cells = {(p.strategy, p.ranks): p for p in self.points}
+        rows = [["strategy", *map(str, counts)]]
+        for name in names:
+            found = [cells.get((name, n)) for n in counts]
+            rows.append([name, *(_cell(point) for point in found)])
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+        kind = "weak: the mini-batch grows with the ranks" if self.weak else "strong: one mini-batch"
+        return "\n".join([f"{self.machine}, {kind}; step and efficiency by ranks", *lines])
+
+
+def scaling(
+    graph: Graph,
+    machine: Machine | str,
+    ranks: Sequence[int],
+    batch: int | None = None,
+    *,
+    weak: bool = False,
+    strategies: Sequence[str] = STRATEGIES,
+    memory: float | None = None,
+    kernels: KernelTimes | None = None,
+    optimizer_slots: float = 1.0,
+) -> Scaling:
+    """Return the scaling curves of strategies.
+
+    Args:
+        graph: a captured network, with its loss behind it where it has one.
+        machine: a `Machine`, a preset's name or a TOML file.
+        ranks: the numbers of ranks.
+        batch: samples of the mini-batch; with `weak` those of each rank; default: those of the graph.
+        weak: let the mini-batch grow with the ranks.
+        strategies: some of `STRATEGIES`.
+        memory: bytes that a rank may use; default: what the device has.
+        kernels: times of computations; default a roofline of the machine's device.
+        optimizer_slots: copies of the parameters that the optimizer keeps.
+    """
+    unknown = [name for name in strategies if name not in STRATEGIES]
+    if unknown:
+        raise ValueError(f"strategies: {unknown[0]!r} found; choose of {', '.join(STRATEGIES)}")
+    where, samples = Machine.load(machine), batch or graph.batch
+    limit = memory or where.device.memory_bytes
+    times = kernels or Roofline(where.device)
+    alone = Coarse(graph.with_batch(samples), where, times, optimizer_slots=optimizer_slots)
+    serial = samples / alone.evaluate(next(family("data", 1, 0))).seconds
+    points, coarse = [], alone
+    for count in ranks:
+        size = samples * count if weak else samples
+        if weak:
+            coarse = Coarse(graph.with_batch(size), where, times, optimizer_slots=optimizer_slots)
+        for strategy in strategies:
+            points.append(_point(coarse, strategy, count, size, limit, serial))
+    return Scaling(tuple(points), weak, where.name)
+
+
+def _point(coarse: Coarse, strategy: str, ranks: int, batch: int, limit: float, serial: float) -> Point:
+    legality, graph = Legality(coarse.graph), coarse.graph
+    dims = max((len(layer.shape) - 2 for layer in graph if layer.kind is Kind.INPUT), default=0)
+    reason, good = f"no plan of this kind for {ranks} ranks", []
+    for c in family(strategy, ranks, max(0, dims)):
+        said = legality.of_split(c.split) or legality.of(c, batch)
+        if said:
+            reason = said
+        else:
+            good.append((coarse.bound(c), c))
+    best: tuple[float, float, Candidate] | None = None
+    least = float("inf")
+    for bound, c in sorted(good, key=lambda pair: pair[0]):
+        if best is not None and bound >= best[0]:
+            break
+        peak = coarse.peak_bytes(c)
+        if peak > limit:
+            least = min(least, peak)
+            continue
+        seconds = coarse.evaluate(c).seconds
+        if best is None or seconds < best[0]:
+            best = (seconds, peak, c)
+    if best is None:
+        if least < float("inf"):
+            reason = f"a rank needs at least {least / 1e9:.3g} GB of {limit / 1e9:.3g} GB"
+        return Point(strategy, ranks, batch, reason=reason)
+    seconds, peak, c = best
+    rate = batch / seconds
+    return Point(strategy, ranks, batch, str(c), seconds, rate, rate / serial / ranks, int(peak))
+
+
+def _cell(point: Point | None) -> str:
+    if point is None or not point.plan:
+        return "-"
+    return f"{seconds_text(point.step_seconds)} {100 * point.efficiency:.0f} %"

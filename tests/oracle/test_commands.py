@@ -1,0 +1,111 @@
+"""The command line of the oracle: what it prints, and the fields of its JSON."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from shardwise.cli import app
+
+SMALL = ["--input", "3x16x16", "--batch", "4", "--machine", "lassen"]
+
+
+def shardwise(*arguments):
+    found = CliRunner().invoke(app, list(arguments))
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def test_plan_has_the_fields_of_a_ranking():
+    found = json.loads(shardwise("plan", "resnet8", *SMALL, "--ranks", "2", "--keep", "3", "--json"))
+    assert len(found["plans"]) == 3
+    for plan in found["plans"]:
+        assert {"plan", "step_seconds", "samples_per_second", "peak_bytes", "bottleneck"} <= set(plan)
+        assert plan["samples_per_second"] == pytest.approx(4 / plan["step_seconds"])
+    times = [plan["step_seconds"] for plan in found["plans"]]
+    assert times == sorted(times)
+    assert found["refused"]
+    assert all({"plan", "reason"} <= set(row) for row in found["refused"])
+    counts = found["counts"]
+    assert set(counts) == {"enumerated", "refused", "pruned", "simulated"}
+    assert counts["enumerated"] == counts["refused"] + counts["pruned"] + counts["simulated"]
+
+
+def test_plan_prints_a_table_with_reasons():
+    text = shardwise("plan", "resnet8", *SMALL, "--ranks", "64", "--memory", "16GB")
+    assert "samples/s" in text
+    assert "Best: " in text
+    assert "refused: " in text
+
+
+def test_memory_limits_what_plan_finds():
+    found = json.loads(shardwise("plan", "resnet8", *SMALL, "--ranks", "2", "--memory", "1KB", "--json"))
+    assert found["plans"] == []
+    assert any("GB" in row["reason"] for row in found["refused"])
+
+
+def test_plan_finds_the_fewest_ranks():
+    options = [*SMALL, "--ranks", "8", "--find", "fewest-ranks", "--json", "--keep", "1"]
+    found = json.loads(shardwise("plan", "resnet8", *options))
+    assert found["found"] == {"question": "fewest-ranks", "value": 1}
+
+
+def test_a_model_of_ones_own_is_named_by_module_and_attribute():
+    options = ["--input", "3x16x16", "--batch", "4", "--machine", "abci", "--plan", "spatial=2x1", "--json"]
+    found = json.loads(shardwise("predict", "oracle_cases:small_model", *options))
+    assert found["plan"] == "spatial=2x1"
+
+
+def test_predict_breaks_time_and_memory_down_by_rank(tmp_path):
+    path = tmp_path / "trace.json"
+    options = [*SMALL, "--plan", "data=2 stages=2 micro_batches=2", "--timeline", str(path)]
+    found = json.loads(shardwise("predict", "resnet8", *options, "--json"))
+    low, high = found["interval"]
+    assert low <= found["step_seconds"] <= high
+    names = {"forward", "backward", "halo", "stage transfer", "reduction", "bubble", "update", "input"}
+    for rank in found["breakdown"]:
+        assert names <= set(rank)
+        assert sum(rank.values()) == pytest.approx(found["step_seconds"])
+    assert found["verdict"] == "fits"
+    assert "saves" in found["bottleneck"]
+    spans = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(1e6 * found["step_seconds"])
+    text = shardwise("predict", "resnet8", *options)
+    assert "samples/s" in text
+    assert "milliseconds by rank" in text
+
+
+def test_limits_show_the_table_of_limits_and_bottlenecks():
+    found = json.loads(shardwise("limits", "resnet8", "--input", "3x16x16", "--batch", "4", "--json"))
+    table = {row["strategy"]: row for row in found["limits"]}
+    assert table["data"]["max_ranks"] == 4
+    assert table["filter"]["limits"]
+    assert table["filter"]["bottlenecks"]
+    assert "decided by" in shardwise("limits", "resnet8", "--input", "3x16x16", "--batch", "4")
+
+
+def test_scaling_shows_every_strategy():
+    options = ["--input", "3x16x16", "--batch", "8", "--machine", "lassen", "--ranks", "4"]
+    found = json.loads(shardwise("scaling", "resnet8", *options, "--json"))
+    assert {p["ranks"] for p in found["points"]} == {1, 2, 4}
+    assert "data+spatial" in {p["strategy"] for p in found["points"]}
+    assert all(p["plan"] or p["reason"] for p in found["points"])
+    assert "strong" in shardwise("scaling", "resnet8", *options, "--strategies", "data,filter")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "resnet8", "--machine", "lassen", "--ranks", "two"], "ranks: 'two' found"),
+        (["plan", "resnet8", "--machine", "lassen", "--ranks", "2", "--memory", "much"], "16GB"),
+        (["plan", "resnet8", "--machine", "lassen", "--ranks", "2", "--find", "love"], "largest-batch"),
+        (["predict", "resnet8", "--machine", "lasen"], "is no preset"),
+        (["predict", "resnet8", "--machine", "lassen", "--input", "3,16"], "3x1024x1024"),
+        (["predict", "nothing:here", "--machine", "lassen", "--input", "3x8x8"], "cannot be imported"),
+        (["scaling", "resnet8", "--machine", "lassen", "--strategies", "magic"], "strategies: 'magic'"),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_what_would_work(arguments, message):
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code != 0
+    assert message in str(found.exception)
