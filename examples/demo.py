@@ -63,7 +63,7 @@ def compare(console: Console, history: sw.History) -> None:
         guess, truth = history.predicted[name], history.measured[name]
         accuracy = 1 - abs(guess - truth) / truth
         console.print(
-            f"predicted {guess * scale:8.1f}   measured {truth * scale:8.1f} {unit}   accuracy {accuracy:.0%}",
+            f"predicted {guess * scale:.1f}, measured {truth * scale:.1f} {unit}: accuracy {accuracy:.0%}",
             highlight=False,
         )
     losses = history["loss"]

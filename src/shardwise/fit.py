@@ -20,7 +20,7 @@ from shardwise.plan import Plan
 from shardwise.runtime.environment import detect
 from shardwise.runtime.materialise import Init, on_meta
 from shardwise.runtime.session import init as join
-from shardwise.training.auto import PROFILE_SECONDS, Auto, auto_plan, changes_numbers, slots_of
+from shardwise.training.auto import PROFILE_SECONDS, Auto, auto_plan, changes_numbers, settled_plan, slots_of
 from shardwise.training.callbacks import Callback, EarlyStopping
 from shardwise.training.check import CheckReport, check
 from shardwise.training.compare import Compare
@@ -175,19 +175,18 @@ def _fit(
     held_out = None if validation is None else Source.of(validation, batch_size, **loading)
     example = source.first()
     module = made(model)
-    chosen = Auto(Plan.parse(plan)) if plan != "auto" else None
-    if chosen is None:
-        chosen = _auto(
-            module,
-            example,
-            source.batch_size,
-            loss=loss,
-            optimizer=optimizer,
-            loss_mean=loss_mean,
-            machine=machine,
-            profile_seconds=profile_seconds,
-            show=progress,
-        )
+    chosen = _resolve(
+        plan,
+        module,
+        example,
+        source.batch_size,
+        loss=loss,
+        optimizer=optimizer,
+        loss_mean=loss_mean,
+        machine=machine,
+        profile_seconds=profile_seconds,
+        show=progress,
+    )
     hooks = list(callbacks)
     if chosen.prediction is not None:
         hooks.append(Compare(chosen.prediction, progress))
@@ -211,7 +210,8 @@ def _fit(
     return history, trainer
 
 
-def _auto(
+def _resolve(
+    plan: Plan | str,
     model: nn.Module,
     example: tuple[Any, Any],
     batch_size: int | None,
@@ -221,18 +221,24 @@ def _auto(
     loss_mean: str,
     **asking: Any,
 ) -> Auto:
-    """Choose the plan of this job for a model with its loss and optimizer."""
+    """Return the plan that is meant: as given, with what it leaves open settled, or chosen for this job."""
     session = join()
+    given = None if plan == "auto" else Plan.parse(plan)
+    if given is not None and given.halo != "auto":
+        return Auto(given)
     if session.size == 1:
-        return Auto(Plan())
+        return Auto(given or Plan())
     network = capture(model, example[0], training=True)
     ending = loss_graph(loss, network.output_specs, example[1])
     whole = loss_mean == "exact" and loss_kind(ending).kind == OTHER
     graph = attach(network, ending)
+    batch = batch_size or graph.batch
+    if given is not None:
+        return Auto(settled_plan(graph, session, given, batch, asking["machine"]))
     return auto_plan(
         graph,
         session,
-        batch_size or graph.batch,
+        batch,
         optimizer_slots=slots_of(optimizer(list(model.named_parameters()))),
         refuse=partial(changes_numbers, graph, whole_loss=whole),
         **asking,

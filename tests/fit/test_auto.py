@@ -59,6 +59,16 @@ def test_when_nothing_fits_every_rank_is_told(machine, tmp_path):
     assert "no plan for 2 ranks" in said[0]
 
 
+def test_an_open_halo_is_settled_the_same_on_all_ranks(machine, tmp_path):
+    known = Machine.load(machine)
+    # A second per message: as few exchanges as possible.
+    slow = known.replace(tiers=(Tier("node", 0, Link(1.0, 1e12)),))
+    slow.save(tmp_path / "slow.toml")
+    found = run_ranks(workers.settled, 2, args=(str(tmp_path / "slow.toml"),))
+    assert found[0] == found[1]
+    assert Plan.parse(found[0]).halo not in ("auto", "layer")
+
+
 def test_the_ranks_of_a_job_measure_together_what_rank_0_asks():
     assert run_ranks(workers.measured_by_the_job, 2, args=(workers.__name__,)) == [[20, 21, 40, 41], None]
 

@@ -14,7 +14,8 @@ from shardwise.ask import profiled
 from shardwise.ask import search as ask_search
 from shardwise.graph import Graph
 from shardwise.machine import Machine
-from shardwise.oracle import Prediction, choose
+from shardwise.oracle import Oracle, Prediction, choose
+from shardwise.oracle.settle import settle
 from shardwise.plan import Plan, micro_batches_of
 from shardwise.runtime.calibrate.crew import crew, share
 from shardwise.runtime.calibrate.here import known_machine, measured_machine
@@ -115,6 +116,22 @@ def _choose(
     words = choice.prediction.bottleneck
     prediction = replace(choice.prediction, why=partial(str, words), timeline=())
     return Auto(choice.plan, prediction, choice.reasons)
+
+
+def settled_plan(
+    graph: Graph, session: Session, plan: Plan, batch: int, machine: Machine | str | Path | None = None
+) -> Plan:
+    """Return a plan with its open questions answered, the same on every rank; all ranks call this.
+
+    Where the machine is not known, and it is not measured for this alone, the program's rules decide.
+    """
+    found = plan
+    known = known_machine(session, machine) if session.rank == 0 else None
+    if known is not None:
+        where = known[0]
+        oracle = Oracle(graph, where, profiled(graph, where, (), batch, 0.0))
+        found = settle(oracle, plan, batch).plan
+    return Plan.parse(share(session, str(found)))
 
 
 def changes_numbers(graph: Graph, plan: Plan, whole_loss: bool = False) -> str:
