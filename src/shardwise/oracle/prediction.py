@@ -98,6 +98,8 @@ class Prediction:
         ]
         if self.bottleneck:
             lines.append(self.bottleneck)
+        if self.flags:
+            lines.append(f"Kernel times not measured for the very shapes: {', '.join(self.flags)}.")
         if self.assumed:
             lines.append(f"Assumed, not sourced: {', '.join(self.assumed)}.")
         return " ".join(lines)
