@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.commands.subject import build_model, training_graph
 from shardwise.commands.trials import Subject, Trial, measure_trials
-from shardwise.plan import Plan, PlanError, Way
+from shardwise.oracle.strategies import strategy_of
+from shardwise.plan import Plan, PlanError
 
 if TYPE_CHECKING:
     from shardwise.machine import Machine
@@ -31,15 +32,6 @@ class Row:
     measured_peak_bytes: int
     predicted_high_water_bytes: int
     measured_high_water_bytes: int
-
-
-def strategy_of(plan: Plan) -> str:
-    """Name what a plan does: `data`, `spatial`, `data+filter`, `gpipe`, `data+1f1b+spatial` ..."""
-    names = ["data"] if plan.data > 1 else []
-    if len(plan.stages) > 1:
-        names.append(plan.schedule)
-    ways = {str(split.way) for split in plan.stages if split.way is not Way.NONE}
-    return "+".join([*names, *sorted(ways)]) or "serial"
 
 
 def rows_of(
