@@ -3,9 +3,11 @@
 import json
 
 import pytest
+from oracle_cases import machine
 from typer.testing import CliRunner
 
 from shardwise.cli import app
+from shardwise.commands.accuracy import Row
 
 SMALL = ["--input", "3x16x16", "--batch", "4", "--machine", "lassen"]
 
@@ -91,6 +93,39 @@ def test_scaling_shows_every_strategy():
     assert "data+spatial" in {p["strategy"] for p in found["points"]}
     assert all(p["plan"] or p["reason"] for p in found["points"])
     assert "strong" in shardwise("scaling", "resnet8", *options, "--strategies", "data,filter")
+
+
+def test_calibrate_writes_a_file_that_can_be_asked_about(tmp_path, monkeypatch):
+    def briefly(output, seconds, transports, *, ranks, name, quiet):
+        assert (seconds, transports, quiet) == (5.0, ["gloo"], True)
+        found = machine(name=name)
+        found.save(output)
+        return found
+
+    monkeypatch.setattr("shardwise.runtime.calibrate.calibrate", briefly)
+    path = tmp_path / "here.toml"
+    options = ["-o", str(path), "--seconds", "5", "--transport", "gloo", "--json"]
+    found = json.loads(shardwise("calibrate", *options))
+    assert found["output"] == str(path)
+    assert found["machine"]["device"]["name"] == "simple"
+    options = ["--input", "3x16x16", "--batch", "4", "--machine", str(path), "--json"]
+    assert json.loads(shardwise("predict", "resnet8", *options))["verdict"] == "fits"
+
+
+def test_validate_reports_rows_and_accuracies(monkeypatch):
+    rows = [
+        Row("resnet8", "data=2", "data", 2, 1.1, 1.0, 0.02, 80, 100, 8, 10),
+        Row("resnet8", "filter=2", "filter", 2, 1.5, 2.0, 0.04, 100, 100, 10, 10),
+    ]
+    monkeypatch.setattr("shardwise.commands.accuracy.rows_of", lambda *_: (rows, []))
+    options = ["--models", "resnet8@3x16x16/4", "--plans", "data=2; filter=2", "--machine", "lassen"]
+    found = json.loads(shardwise("validate", *options, "--json"))
+    names = ("model", "plan", "strategy", "ranks", "predicted_seconds", "measured_seconds", "measured_spread")
+    assert {*names, "predicted_peak_bytes", "measured_peak_bytes"} <= set(found["rows"][0])
+    assert found["time_accuracy"]["mean"] == pytest.approx((0.9 + 0.75) / 2)
+    assert found["time_accuracy"]["by_strategy"] == pytest.approx({"data": 0.9, "filter": 0.75})
+    assert found["memory_accuracy"]["by_strategy"] == pytest.approx({"data": 0.8, "filter": 1.0})
+    assert "resnet8" in shardwise("validate", *options)
 
 
 @pytest.mark.parametrize(
