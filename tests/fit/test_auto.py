@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import auto_workers as workers
 import fit_cases as cases
@@ -18,6 +19,7 @@ from shardwise.oracle import Prediction
 from shardwise.plan import Plan
 from shardwise.runtime.calibrate.here import known_machine, machine_path
 from shardwise.runtime.environment import Place
+from shardwise.runtime.memory import PeakWatch
 from shardwise.runtime.session import Session
 from shardwise.training.auto import changes_numbers, slots_of
 from shardwise.training.compare import Measured, comparison
@@ -129,6 +131,18 @@ def test_the_machine_is_what_the_user_says_then_a_file_then_what_was_measured(ma
     monkeypatch.setenv("SHARDWISE_MACHINE", "lassen")
     assert known_machine(session())[0].name == "lassen"
     assert known_machine(session(), "abci")[0].name == "abci"
+
+
+def test_what_was_there_before_a_step_is_no_part_of_its_memory():
+    watch = PeakWatch()
+    watch.start()
+    before = torch.ones(1000)
+    time.sleep(0.002)
+    start = time.time_ns()
+    after = torch.ones(500) + 1
+    peak = watch.stop(start)
+    assert 4000 <= peak.bytes < 2 * 4000
+    assert len(before) == 2 * len(after)
 
 
 def test_one_rank_needs_no_oracle():

@@ -84,7 +84,7 @@ def test_the_fewest_ranks_fit_and_one_fewer_do_not():
 
 def test_the_largest_batch_and_image_grow_with_memory():
     graph = small_graph()
-    asking = {"kernels": Fixed(), "keep": 1}
+    asking = {"kernels": Fixed(), "keep": 1, "exact": False}
     few, many = (largest_batch(graph, sized(n), 2, most=4096, **asking).value for n in (6e4, 1e5))
     assert 1 <= few < many
     small, large = (largest_image(graph, sized(n), 2, 2, step=4, most=64, **asking).value for n in (3e4, 1e5))

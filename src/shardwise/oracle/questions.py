@@ -2,6 +2,7 @@
 
 "Will it fit at all, and on how many ranks?" is monotone in ranks (plans may leave some idle) and, but for
 rounding, in the samples and pixels: such questions are answered by doubling, then halving the interval.
+Whether anything fits is asked of sums over layers, which is quick; the full search has the last word.
 """
 
 from __future__ import annotations
@@ -87,7 +88,11 @@ def fewest_ranks(
             raise ValueError(f"no plan fits on up to {most} ranks of {Machine.load(machine).name}")
         high = min(2 * high, most)
     found = _smallest(fits, high // 2, high)
-    return Answer("fewest ranks that fit", found, ask(graph, machine, found, batch, **asking))
+    ranking = ask(graph, machine, found, batch, **asking)
+    while not ranking.entries and found < most:
+        found += 1
+        ranking = ask(graph, machine, found, batch, **asking)
+    return Answer("fewest ranks that fit", found, ranking)
 
 
 def largest_batch(
@@ -105,7 +110,8 @@ def largest_batch(
         return _fits(ask, graph, machine, ranks, batch, asking)
 
     found = _largest(fits, 1, most, f"not even one sample fits on {ranks} ranks")
-    return Answer("largest mini-batch that fits", found, ask(graph, machine, ranks, found, **asking))
+    found, ranking = _confirmed(found, lambda batch: ask(graph, machine, ranks, batch, **asking))
+    return Answer("largest mini-batch that fits", found, ranking)
 
 
 def largest_image(
@@ -125,9 +131,11 @@ def largest_image(
         return _fits(ask, resized(graph, count * step), machine, ranks, batch, asking)
 
     reason = f"not even {step} pixels fit on {ranks} ranks"
-    found = step * _largest(fits, 1, most // step, reason)
-    ranking = ask(resized(graph, found), machine, ranks, batch, **asking)
-    return Answer("largest image that fits, first side in pixels", found, ranking)
+    found, ranking = _confirmed(
+        _largest(fits, 1, most // step, reason),
+        lambda count: ask(resized(graph, count * step), machine, ranks, batch, **asking),
+    )
+    return Answer("largest image that fits, first side in pixels", step * found, ranking)
 
 
 def resized(graph: Graph, side: int) -> Graph:
@@ -152,6 +160,8 @@ def _fits(
 ) -> bool:
     """Tell whether any plan fits; the plan with the least memory answers that, whatever is best."""
     least = asking | {"objective": "memory", "keep": 1, "exact": False}
+    if "profile_seconds" in asking:
+        least["profile_seconds"] = 0.0  # bytes do not depend on kernel times
     return bool(ask(graph, machine, ranks, batch, **least).entries)
 
 
@@ -178,6 +188,15 @@ def _largest(good: Callable[[int], bool], low: int, most: int, reason: str) -> i
         middle = (low + high) // 2
         low, high = (middle, high) if good(middle) else (low, middle)
     return low
+
+
+def _confirmed(value: int, ranked: Callable[[int], Ranking]) -> tuple[int, Ranking]:
+    """Step back while the full search, which simulates every rank, finds no plan that fits."""
+    ranking = ranked(value)
+    while not ranking.entries and value > 1:
+        value -= max(1, value // 32)
+        ranking = ranked(value)
+    return value, ranking
 
 
 def _time(entry: Any) -> float:

@@ -7,7 +7,6 @@ does not depend on what other libraries or the operating system do.
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,14 +39,17 @@ class PeakWatch:
             self._before = torch.accelerator.memory_allocated(self.device)
             torch.accelerator.reset_peak_memory_stats(self.device)
             return
-        # The profiler's own notes of its start and end are of no use to anyone here.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "5")
         activities = [torch.profiler.ProfilerActivity.CPU]
         self._profile = torch.profiler.profile(activities=activities, profile_memory=True)
         self._profile.start()
 
-    def stop(self) -> Peak:
-        """End, and return what was needed meanwhile."""
+    def stop(self, since_ns: int = 0) -> Peak:
+        """End, and return what was needed meanwhile.
+
+        Args:
+            since_ns: what was allocated before this time (as of `time.time_ns`) counts as having been there,
+                where the allocator's events tell.
+        """
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
             peak = torch.accelerator.max_memory_allocated(self.device) - self._before
@@ -57,9 +59,10 @@ class PeakWatch:
         results = self._profile.profiler.kineto_results
         events = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
         total = peak = 0
-        for _, nbytes in sorted(events, key=lambda event: event[0]):
-            total += nbytes
-            peak = max(peak, total)
+        for when, nbytes in sorted(events, key=lambda event: event[0]):
+            if when >= since_ns:
+                total += nbytes
+                peak = max(peak, total)
         return Peak(peak, total, high_water_bytes())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,9 @@ class Compare(Callback):
         if trainer.measured is not None:
             return
         if self._watch is not None:
-            self._bytes, self._watch = self._watch.stop().bytes, None
+            # Loading the mini-batch is no part of the step.
+            start = time.time_ns() - int(1e9 * trainer.step_seconds[-1])
+            self._bytes, self._watch = self._watch.stop(start).bytes, None
         elif not self._bytes:
             self._watch = PeakWatch(trainer.device)
             self._watch.start()
