@@ -37,7 +37,9 @@ def test_plan_prints_a_table_with_reasons():
     text = shardwise("plan", "resnet8", *SMALL, "--ranks", "64", "--memory", "16GB")
     assert "samples/s" in text
     assert "Best: " in text
-    assert "refused: " in text
+    refused = [line for line in text.splitlines() if line.startswith("refused: ")]
+    assert any("samples for" in line and "more like it" in line for line in refused)
+    assert len({line.partition(": ")[2].partition(": ")[2] for line in refused}) == len(refused)
 
 
 def test_memory_limits_what_plan_finds():

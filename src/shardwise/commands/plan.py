@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from shardwise.graph import Graph
     from shardwise.machine import Machine
     from shardwise.oracle.questions import Answer
+    from shardwise.oracle.search import Refused
 
 
 def command(
@@ -63,9 +65,8 @@ def command(
     print(answer or ranking)
     if ranking.entries:
         print(f"Best: {ranking.best.plan}. {ranking.best.bottleneck}")
-    for refused in ranking.refused[:5]:
-        more = f" ({refused.count} plans)" if refused.count > 1 else ""
-        print(f"refused: {refused.plan}{more}: {refused.reason}")
+    for line in refusals(ranking.refused):
+        print(line)
 
 
 def answer_to(
@@ -88,6 +89,19 @@ def _numbers(text: str) -> list[int]:
     if not re.fullmatch(r"\s*[1-9]\d*(\s*,\s*[1-9]\d*)*\s*", text):
         raise ValueError(f"ranks: {text!r} found; write a number, or several with commas between them")
     return [int(number) for number in text.split(",")]
+
+
+def refusals(refused: Sequence[Refused], most: int = 6) -> list[str]:
+    """Return one line for each kind of reason, with the first plan that it holds for."""
+    kinds: dict[str, list[Refused]] = {}
+    for row in refused:
+        kinds.setdefault(re.sub(r"[\d.]+", "", row.reason), []).append(row)
+    lines = []
+    for rows in list(kinds.values())[:most]:
+        others = sum(row.count for row in rows) - 1
+        more = f" (and {others} more like it)" if others else ""
+        lines.append(f"refused: {rows[0].plan}: {rows[0].reason}{more}")
+    return lines
 
 
 def to_json(ranking: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from shardwise.oracle.strategies import STRATEGIES, family
 class Point:
     """The best plan of a strategy on a number of ranks; without a plan, `reason` says why there is none.
 
-    `efficiency` is the throughput of a rank against that of one device alone.
+    `efficiency` is the throughput of a rank against that of one device with all the memory that it needs.
     """
 
     strategy: str
