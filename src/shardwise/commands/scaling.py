@@ -13,7 +13,9 @@ from shardwise.commands.subject import build_model, parse_bytes, sample_shape, t
 
 def command(
     model: Annotated[str, typer.Argument(help="A zoo name, or module:attribute.")],
-    ranks: Annotated[int, typer.Option(help="The most ranks; powers of two up to it are shown.")] = 1024,
+    ranks: Annotated[
+        int, typer.Option(help="The most ranks; powers of two (beyond 64: of four) are shown.")
+    ] = 1024,
     machine: Annotated[str, typer.Option(help="A preset's name or a TOML file.")] = "here.toml",
     batch: Annotated[int, typer.Option(help="Samples of the mini-batch; with --weak, of each rank.")] = 32,
     sample: Annotated[str | None, typer.Option("--input", help="One sample, e.g. 3x1024x1024.")] = None,
@@ -31,7 +33,8 @@ def command(
 
     if ranks < 1:
         raise ValueError(f"ranks: {ranks} found; at least 1")
-    counts = sorted({1 << k for k in range(ranks.bit_length())} | {ranks})
+    stride = 1 if ranks <= 64 else 2
+    counts = sorted({1 << k for k in range(0, ranks.bit_length(), stride)} | {ranks})
     where = Machine.load(machine)
     graph = training_graph(build_model(model), sample_shape(model, sample), batch)
     found = scaling(
