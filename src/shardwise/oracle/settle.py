@@ -10,9 +10,8 @@ from shardwise.oracle.kernels import WEIGHTED, Direction, Task
 from shardwise.oracle.predict import Oracle
 from shardwise.plan import Plan, PlanError, Way, choose_cuts, micro_batches_of
 from shardwise.program import Regrid
+from shardwise.program.choices import HALOS, TAILS
 
-HALOS = ("layer", "2", "4", "fused")
-TAILS = ("batch", "replicate")
 # Pipelines with more positions than this keep the rules of the program: simulating them takes too long.
 MOST_POSITIONS = 64
 # What a plan says itself, and the rules, are kept unless something else is at least this much faster.
@@ -73,10 +72,11 @@ def settle(
 
     now = (chosen, seconds, peak)
     if chosen.halo == "auto":
-        explicit = [chosen.replace(halo=halo) for halo in HALOS]
-        now = better(explicit, (chosen, float("inf"), peak))
+        # The rule comes last: what says itself what it does is preferred to what does the same.
+        explicit = [chosen.replace(halo=halo) for halo in HALOS if halo != "auto"]
+        now = better([*explicit, chosen], (chosen, float("inf"), peak))
     if now[0].tail == "auto" and tiled:
-        now = better([now[0].replace(tail=tail) for tail in TAILS], now)
+        now = better([now[0].replace(tail=tail) for tail in TAILS if tail != "auto"], now)
     if len(chosen.stages) > 1 and not chosen.cuts:
         now = better(_recut(oracle, now[0], samples), now)
     return Settled(now[0], now[1], tuple(priced))
