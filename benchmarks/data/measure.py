@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -32,6 +34,21 @@ def ddp(model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, views: bool) -> S
     return step
 
 
+def waiting(trainer: sw.Trainer) -> list[float]:
+    """Return a list that every step adds to: how long it waited for gradients behind its last backward."""
+    seconds: list[float] = []
+    reducer = trainer.bench.reducer
+    finish = reducer.finish
+
+    def timed() -> None:
+        start = time.perf_counter()
+        finish()
+        seconds.append(time.perf_counter() - start)
+
+    reducer.finish = timed
+    return seconds
+
+
 def main() -> None:
     name, repeats, pixels, target = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     sw.init()
@@ -50,13 +67,15 @@ def main() -> None:
     late = sw.Trainer(make(), (x, y), plan, loss=F.cross_entropy, optimizer=sgd)
     # Nothing starts before backward ends: what overlap is worth.
     late.bench.reducer.ready = lambda name: None
+    waits = {"exposed": waiting(trainer), "exposed late": waiting(late)}
     steps = {
         "ours": lambda: trainer.step(x, y),
         "ours late": lambda: late.step(x, y),
         "ddp": ddp(make(), x[mine], y[mine], views=False),
         "ddp views": ddp(make(), x[mine], y[mine], views=True),
     }
-    write(target, in_turns(steps, repeats))
+    found = in_turns(steps, repeats)
+    write(target, found | {name: statistics.median(seconds[1:]) for name, seconds in waits.items()})
     sw.finalize()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 
@@ -23,19 +24,29 @@ def stage() -> list[nn.Module]:
 
 
 def seconds(repeats: int) -> tuple[float, float]:
-    """Return forward and backward seconds of one stage on one micro-batch, all ranks busy."""
+    """Return forward and backward seconds of one stage on one micro-batch.
+
+    Two ranks at a time: so many compute at once in these schedules, whatever the number of stages is.
+    """
     model = nn.Sequential(*stage())
     forward, backward = [], []
-    for _ in range(repeats + 1):
-        dist.barrier()
-        x = torch.randn(SAMPLES, WIDTH, PIXELS, PIXELS, requires_grad=True)
-        start = time.perf_counter()
-        out = model(x)
-        middle = time.perf_counter()
-        out.backward(torch.ones_like(out))
-        forward.append(middle - start)
-        backward.append(time.perf_counter() - middle)
-    return sorted(forward)[len(forward) // 2], sorted(backward)[len(backward) // 2]
+    for repeat in range(repeats + 1):
+        for pair in range(0, dist.get_world_size(), 2):
+            dist.barrier()
+            if dist.get_rank() not in (pair, pair + 1):
+                continue
+            x = torch.randn(SAMPLES, WIDTH, PIXELS, PIXELS, requires_grad=True)
+            start = time.perf_counter()
+            out = model(x)
+            middle = time.perf_counter()
+            out.backward(torch.ones_like(out))
+            if repeat:
+                forward.append(middle - start)
+                backward.append(time.perf_counter() - middle)
+    mine = (statistics.median(forward), statistics.median(backward))
+    gathered = [mine] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine)
+    return statistics.mean(f for f, _ in gathered), statistics.mean(b for _, b in gathered)
 
 
 def main() -> None:

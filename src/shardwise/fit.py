@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
-from shardwise.graph import capture
 from shardwise.graph.attach import attach
 from shardwise.graph.foreign import is_keras
 from shardwise.machine import Machine
@@ -32,6 +31,7 @@ from shardwise.training.loop import Loop, Scheduler
 from shardwise.training.loss_graph import Loss, loss_graph
 from shardwise.training.loss_kind import OTHER, loss_kind
 from shardwise.training.trainer import Optimizer, Trainer
+from shardwise.training.whole_model import is_whole, network_of, whole_plan
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -228,7 +228,9 @@ def _resolve(
         return Auto(given)
     if session.size == 1:
         return Auto(given or Plan())
-    network = capture(model, example[0], training=True)
+    network = network_of(model, example[0], training=True)
+    if is_whole(network):
+        return Auto(given or whole_plan(model, session.size), reasons=network.notes)
     ending = loss_graph(loss, network.output_specs, example[1])
     whole = loss_mean == "exact" and loss_kind(ending).kind == OTHER
     graph = attach(network, ending)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import shardwise as sw
+from shardwise.fit import resolve
 from shardwise.runtime.materialise import materialise
 from shardwise.runtime.store import Store
 
@@ -236,3 +237,30 @@ def fitted(plan: str) -> tuple[int, list[float], float]:
 def checked(plan: str) -> tuple[bool, str]:
     report = sw.check(cases.classifier(), cases.images(4), plan, F.cross_entropy, show=False)
     return report.ok, report.worst.layer
+
+
+def uncaptured() -> dict[str, Any]:
+    """Return what is said of plans for a model that cannot be captured, and how replicas agree."""
+    example = cases.paired(4)
+    found: dict[str, Any] = {}
+    for plan in ("spatial=2x1", "stages=2", "data=2", "data=2 batch_norm=local"):
+        try:
+            trainer = sw.Trainer(
+                cases.undecided(True), example, plan, loss=cases.two_losses, optimizer=cases.sgd
+            )
+        except sw.PlanError as refusal:
+            found[plan] = str(refusal)
+        else:
+            found[plan], found["note"] = "", " ".join(trainer.notes)
+    trainer.step(*example)
+    mine = torch.cat([b.double().reshape(-1) for b in trainer.model.buffers()])
+    first = mine.clone() if trainer.fabric.rank == 0 else torch.zeros_like(mine)
+    trainer.fabric.world.all_reduce(first)
+    found["statistics"] = float((mine - first).abs().max())
+    whole = cases.undecided(True).eval()
+    whole.load_state_dict(trainer.state_dict())
+    (x, kind), _ = cases.paired(5, seed=2)
+    wanted, outputs = whole(x, kind)["classes"], trainer.predict((x, kind))
+    found["predicted"] = float((outputs["classes"] - wanted).abs().max())
+    found["auto"] = str(resolve("auto", cases.undecided(True), example, 4))
+    return found

@@ -63,10 +63,31 @@ def test_losses_divide_by_what_counts_in_the_whole_mini_batch(plan, ranks, loss)
     assert worst(cases.segmenter, cases.masks, plan, ((4, 10), (3, 9)), loss, ranks=ranks) < BOUND
 
 
+@pytest.mark.parametrize(
+    ("plan", "ranks", "mean"),
+    [
+        ("data=2", 2, "exact"),
+        ("data=2 spatial=2x1", 4, "exact"),
+        ("data=2 stages=2 micro_batches=2", 4, "micro-batch"),
+    ],
+)
+@pytest.mark.parametrize("loss", [cases.batch_dice, cases.dice_and_entropy])
+def test_a_ratio_of_sums_is_that_of_all_replicas(plan, ranks, mean, loss):
+    batches = ((4, 10), (3, 9), (1, 9)) if mean == "exact" else ((4, 10), (3, 9))
+    args = (cases.segmenter, cases.masks, plan, batches, loss, {"loss_mean": mean})
+    assert worst(*args, ranks=ranks) < BOUND
+
+
 @pytest.mark.parametrize(("plan", "ranks"), [("data=2", 2), ("stages=4 micro_batches=2", 4)])
 def test_several_inputs_and_outputs_and_whole_numbers_between_stages(plan, ranks):
     args = (cases.two_heads, cases.paired, plan, ((4, 10), (3, 10)), cases.two_losses)
     assert worst(*args, ranks=ranks) < BOUND
+
+
+def test_a_model_that_cannot_be_captured_still_has_replicas():
+    batches = ((4, 10), (3, 10), (1, 12))
+    args = (cases.undecided, cases.paired, "data=2", batches, cases.two_losses)
+    assert worst(*args, ranks=2) < BOUND
 
 
 def test_the_same_over_gloo():

@@ -92,9 +92,11 @@ def test_slices_start_from_the_same_values_as_stages():
     assert all(torch.equal(sliced[0][2][name], alone[name]) for name in alone)
 
 
-def test_a_loss_over_the_whole_mini_batch_is_refused_with_shares_only():
-    assert all("batch" in text for text in run_ranks(workers.refused, 2, args=("data=2", "exact")))
-    assert run_ranks(workers.refused, 2, args=("data=2", "micro-batch")) == ["", ""]
+def test_a_loss_over_the_whole_mini_batch_is_refused_with_micro_batches_only():
+    found = run_ranks(workers.refused, 2, args=("data=2 micro_batches=2", "exact"))
+    assert all("no mean over samples" in text and "one micro-batch" in text for text in found)
+    assert run_ranks(workers.refused, 2, args=("data=2 micro_batches=2", "micro-batch")) == ["", ""]
+    assert run_ranks(workers.refused, 2, args=("data=2", "exact")) == ["", ""]
     assert run_ranks(workers.refused, 2, args=("spatial=2x1", "exact")) == ["", ""]
 
 
@@ -106,3 +108,16 @@ def test_deferred_statistics_are_those_of_the_whole_mini_batch(plan, ranks):
     for error, count in run_ranks(workers.deferred, ranks, args=(plan,)):
         assert error < BOUND
         assert count == 1
+
+
+def test_a_model_that_cannot_be_captured_is_refused_everything_but_replicas():
+    for found in run_ranks(workers.uncaptured, 2):
+        assert "values of a tensor" in found["spatial=2x1"]
+        assert "nearest plan that works: data=2" in found["spatial=2x1"]
+        assert "nearest plan that works: data=2" in found["stages=2"]
+        assert "batch_norm=local" in found["data=2"]
+        assert found["data=2 batch_norm=local"] == ""
+        assert found["auto"] == "data=2 batch_norm=local"
+        assert "Only data parallelism" in found["note"]
+        assert found["statistics"] == 0.0
+        assert found["predicted"] < BOUND

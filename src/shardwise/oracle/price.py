@@ -142,7 +142,9 @@ class _Pricer:
 
     def _normalise(self, op: Normalise, rank: int, index: int) -> tuple[Events, Events]:
         task, name = Task.of(op, rank), op.layer.name
-        channels = op.owned.box(rank).shape[1]
+        owned = op.owned.box(rank)
+        # A sum of a loss over replicas has no channels; its few elements travel once.
+        channels = owned.shape[1] if owned.ndim > 1 else owned.size
         own = rank if op.over != "group" else -1
         sharing = self._sharing(own)
         # Replicas that are not simulated do the same at the same time: they are not waited for.

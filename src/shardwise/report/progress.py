@@ -51,6 +51,11 @@ class Display:
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, advance=1, loss=loss)
 
+    def note(self, text: str) -> None:
+        """Print a sentence worth knowing before training begins."""
+        if self.on:
+            self.console.print(f"note: {text}", highlight=False, soft_wrap=True)
+
     def epoch(self, number: int, numbers: dict[str, float]) -> None:
         """Print the numbers of an epoch."""
         if self.on:

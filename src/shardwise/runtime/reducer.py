@@ -11,6 +11,8 @@ from shardwise.runtime.events import Recorder
 from shardwise.runtime.wire import Pending, Wire
 
 BUCKET_BYTES = 25 * 2**20
+SINGLE_BYTES = 2**20
+"""A gradient of at least this size is summed where it is: one more message costs less than the copy."""
 
 
 class _Bucket:
@@ -19,32 +21,42 @@ class _Bucket:
     def __init__(self, names: Sequence[str], parameters: Mapping[str, nn.Parameter], wire: Wire) -> None:
         self.names, self.wire = tuple(names), wire
         self.parameters = [parameters[name] for name in names]
-        first = self.parameters[0]
-        total = sum(p.numel() for p in self.parameters)
-        self.flat = torch.zeros(total, dtype=first.dtype, device=first.device)
-        self.views: list[Tensor] = []
-        offset = 0
-        for p in self.parameters:
-            self.views.append(self.flat[offset : offset + p.numel()].view(p.shape))
-            offset += p.numel()
+        self.flat, self.views = _flat(self.parameters) if len(names) > 1 else (None, [])
         self.what = f"gradients of {self.names[0]} and {len(self.names) - 1} more"
         self.waiting = set(self.names)
         self.pending: Pending | None = None
 
     def launch(self) -> None:
+        self.pending = self.wire.start_all_reduce(self._gathered(), self.what)
+
+    def _gathered(self) -> Tensor:
+        """Return all gradients as one tensor: a copy of several, the one of a single parameter itself."""
+        if self.flat is None:
+            (parameter,) = self.parameters
+            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = grad.contiguous()
+            return parameter.grad
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is None:
                 view.zero_()
             elif parameter.grad is not view:
                 view.copy_(parameter.grad)
             parameter.grad = view
-        self.pending = self.wire.start_all_reduce(self.flat, self.what)
+        return self.flat
 
     def finish(self) -> None:
         if self.pending is not None:
             self.pending.wait()
         self.pending = None
         self.waiting = set(self.names)
+
+
+def _flat(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
+    """Return room for the gradients of all parameters, and the part of each."""
+    first = parameters[0]
+    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+    pieces = torch.split_with_sizes(flat, [p.numel() for p in parameters])
+    return flat, [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
 
 
 class Reducer:
@@ -79,6 +91,9 @@ class Reducer:
             filling: dict[tuple[int, torch.dtype], list[str]] = {}
             for name in names:
                 if name not in wires or name not in parameters or not parameters[name].requires_grad:
+                    continue
+                if parameters[name].nbytes >= SINGLE_BYTES:
+                    self._close([name], parameters, wires)
                     continue
                 key = (id(wires[name]), parameters[name].dtype)
                 filling.setdefault(key, []).append(name)

@@ -18,14 +18,18 @@ import torch
 from torch import Tensor
 
 from shardwise.program import Normalise
+from shardwise.program.replica_sum import REPLICA_SUM
+from shardwise.runtime.replica_sum import ReplicaSum
 from shardwise.runtime.shared_group_norm import SharedGroupNorm, accumulate
 from shardwise.runtime.wire import Wire, Wires
 
 
 def bind_norm(
     op: Normalise, rank: int, wires: Wires, tensors: Mapping[str, Tensor]
-) -> SharedBatchNorm | SharedGroupNorm:
+) -> SharedBatchNorm | SharedGroupNorm | ReplicaSum:
     """Return one rank's part of a normalisation whose statistics several ranks share."""
+    if op.layer.op == REPLICA_SUM:
+        return ReplicaSum(op, wires.replicas)
     if op.layer.op == "batch_norm":
         wire = wires.group_and_replicas if op.over == "group" else wires.replicas
         return SharedBatchNorm(op, rank, wire, tensors)

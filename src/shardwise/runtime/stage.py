@@ -83,6 +83,9 @@ class _Segment:
                     self.reads[held.slot] = held.grad
             self.calls.append((bind(op, rank, surroundings), names, op.makes.slot))
         self.makes = [op.makes.slot for op in ops if op.makes.slot in outside]
+        self.frees = _last_reads(
+            [[n for n, t in names if t is None] for _, names, _ in self.calls], self.makes
+        )
         self.moved = [slot for slot in self.makes if slot in moved]
 
     def forward(self, flow: Flow, keep: bool) -> Any:
@@ -124,8 +127,11 @@ class _Segment:
         return local, leaves
 
     def _run(self, local: Slots) -> None:
-        for run, names, makes in self.calls:
+        for (run, names, makes), frees in zip(self.calls, self.frees, strict=True):
             local[makes] = run([t if t is not None else local[name] for name, t in names])
+            # What autograd did not save is free for the next layer, as in a plain forward pass.
+            for name in frees:
+                del local[name]
 
     def _note(self, local: Slots, packed: Sequence[_Box], flow: Flow) -> None:
         """Find what autograd saved of the outputs that a regrid is about to copy."""
@@ -332,6 +338,17 @@ class BoundStage:
 
 def _is_stored(op: Compute, held: Held) -> bool:
     return held.value in op.layer.parameters or held.value in op.layer.buffers
+
+
+def _last_reads(reads: Sequence[Sequence[str]], kept: Sequence[str]) -> list[list[str]]:
+    """Return for each call the slots that no later one reads and nobody wants outside."""
+    seen = set(kept)
+    result = []
+    for names in reversed(reads):
+        fresh = [name for name in dict.fromkeys(names) if name not in seen]
+        seen.update(fresh)
+        result.append(fresh)
+    return result[::-1]
 
 
 def _last_uses(groups: Sequence[list[Compute] | Regrid | Normalise]) -> list[list[str]]:

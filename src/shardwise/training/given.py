@@ -11,6 +11,7 @@ from shardwise.graph import Graph
 from shardwise.graph.foreign import adapt
 from shardwise.plan import Plan, PlanError, micro_batches_of
 from shardwise.training.loss_kind import OTHER, SUM, loss_kind
+from shardwise.training.replica_sums import with_replica_sums
 
 Model = nn.Module | Callable[[], nn.Module]
 LOSS_MEANS = ("exact", "micro-batch")
@@ -27,25 +28,37 @@ def made(model: Model) -> nn.Module:
     return result
 
 
-def check_loss(ending: Graph, plan: Plan, loss_mean: str) -> bool:
-    """Refuse a loss that sharing out the mini-batch would change; tell whether it is a sum.
+def shared_out(ending: Graph, plan: Plan, loss_mean: str) -> tuple[Graph, bool]:
+    """Return the loss of one share of the mini-batch, and whether those of all shares are summed.
 
     Args:
         ending: the captured loss.
         plan: how the mini-batch is shared out.
-        loss_mean: `exact`, or `micro-batch` to accept the mean of the means of the shares.
+        loss_mean: `exact`, or `micro-batch` to accept the mean of the losses of the shares.
+
+    Raises:
+        PlanError: if sharing out the mini-batch would change the loss and nobody accepted that.
     """
     if loss_mean not in LOSS_MEANS:
         raise ValueError(f"loss_mean: found {loss_mean!r}; expected one of {', '.join(LOSS_MEANS)}")
-    shares = plan.data * micro_batches_of(plan)
-    if shares == 1:
-        return False
+    parts = micro_batches_of(plan)
+    if plan.data * parts == 1:
+        return ending, False
     found = loss_kind(ending)
-    if found.kind == OTHER and loss_mean == "exact":
+    if found.kind != OTHER:
+        return ending, found.kind == SUM
+    summed = with_replica_sums(ending) if plan.data > 1 else ending
+    if loss_mean == "exact" and (parts > 1 or summed is None):
         raise PlanError(
             "loss",
-            f"what its layer {found.layer!r} computes is no mean over samples, so {shares} shares of the "
-            "mini-batch (replicas x micro-batches) would change it",
-            'use one replica and one micro-batch, or accept the mean over shares: loss_mean="micro-batch"',
+            f"what its layer {found.layer!r} computes is no mean over samples, so {plan.data * parts} shares "
+            "of the mini-batch (replicas x micro-batches) would change it",
+            _way_out(plan, parts, summed is not None),
         )
-    return found.kind == SUM
+    return ending if summed is None else summed, False
+
+
+def _way_out(plan: Plan, parts: int, over_replicas: bool) -> str:
+    fewer = "one micro-batch" if plan.data == 1 or over_replicas else "one replica and one micro-batch"
+    shares = "micro-batches" if parts > 1 and (plan.data == 1 or over_replicas) else "shares"
+    return f'use {fewer}, or accept the mean over {shares}: loss_mean="micro-batch"'

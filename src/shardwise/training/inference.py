@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from shardwise.geometry import Box, Layout, messages
-from shardwise.graph import Graph, Literal, capture
+from shardwise.graph import Graph, Literal
 from shardwise.graph.trace import leaves, transform
 from shardwise.program.lowered import lower
 from shardwise.runtime.counts import Feed
-from shardwise.runtime.engine import Engine, in_batch
+from shardwise.runtime.engine import Engine
 from shardwise.training.feeds import input_tensors, whole_feed
+from shardwise.training.outputs import gather_output
 from shardwise.training.stage_map import same_cuts
 from shardwise.training.unsplit import call_model
+from shardwise.training.whole_model import network_of
 
 if TYPE_CHECKING:
     from shardwise.training.trainer import Trainer
@@ -37,7 +38,7 @@ class Inference:
     def graph(self) -> Graph:
         """Return the network as it behaves in evaluation, captured when first needed."""
         if self._graph is None:
-            self._graph = capture(self.trainer.model, self.trainer.input_example, training=False)
+            self._graph = network_of(self.trainer.model, self.trainer.input_example, training=False)
         return self._graph
 
     def engine(self, shapes: Shapes) -> Engine:
@@ -49,12 +50,12 @@ class Inference:
             self._engines[shapes] = Engine(lowered, trainer.bench)
         return self._engines[shapes]
 
-    def predict(self, x: Any) -> Any:
-        """Return the outputs for a global batch, whole on every rank."""
+    def predict(self, x: Any, to: int | None = None) -> Any:
+        """Return the outputs for a global batch, whole on every rank, or on rank `to` alone."""
         if self.trainer.is_plain:
             return self._plainly(x)
         tensors = input_tensors(self.trainer.model, x)
-        return self.run(tuple(tuple(t.shape) for t in tensors), whole_feed(self.graph, tensors))
+        return self.run(tuple(tuple(t.shape) for t in tensors), whole_feed(self.graph, tensors), to)
 
     def _plainly(self, x: Any) -> Any:
         model = self.trainer.model
@@ -66,11 +67,11 @@ class Inference:
             module.training = flag
         return output
 
-    def run(self, shapes: Shapes, feed: Feed) -> Any:
-        """Return the outputs for what `feed` gives, whole on every rank."""
+    def run(self, shapes: Shapes, feed: Feed, to: int | None = None) -> Any:
+        """Return the outputs for what `feed` gives, whole: on every rank, or on rank `to` (else None)."""
         engine = self.engine(shapes)
         engine.step(feed)
-        whole = {name: self._gather(engine, name) for name in engine.lowered.graph.output_names}
+        whole = {name: gather_output(engine, name, to) for name in engine.lowered.graph.output_names}
 
         def leaf(item: Any) -> Any:
             if isinstance(item, Literal):
@@ -79,34 +80,13 @@ class Inference:
 
         return transform(engine.lowered.graph.outputs, leaf)
 
-    def _gather(self, engine: Engine, name: str) -> Tensor:
-        """Add the parts of an output up: of every element one rank has it, all others have zero."""
-        spec, trainer = engine.lowered.graph[name].spec, self.trainer
-        dtype = getattr(torch, spec.dtype)
-        whole = torch.zeros(
-            spec.shape, dtype=torch.uint8 if dtype is torch.bool else dtype, device=trainer.device
-        )
-        for (value, m), tensor in engine.outputs.items():
-            if value != name:
-                continue
-            lo, _ = engine.lowered.samples(engine.replica, m)
-            stage = next(
-                s for (_, number), s in engine.stages.items() if number == m and name in s.program.departures
-            )
-            layout = stage.program.departures[name].layout
-            for box in spoken(layout, stage.rank):
-                local = tensor[box.slices(layout.box(stage.rank))]
-                whole[in_batch(box, lo).slices()] = local.to(whole.dtype)
-        trainer.fabric.world.all_reduce(whole)
-        return whole.to(dtype)
-
     def evaluate(
         self,
         batches: Iterable[tuple[Any, Any]],
         metrics: Mapping[str, Metric] | Sequence[Metric] | None = None,
     ) -> dict[str, float]:
         """Return the mean loss and metrics over batches, each weighted by its samples."""
-        return self.measure(((self.predict(x), y, _samples(x)) for x, y in batches), metrics)
+        return self.measure(((self.predict(x, 0), y, _samples(x)) for x, y in batches), metrics)
 
     def measure(
         self,
@@ -115,7 +95,7 @@ class Inference:
     ) -> dict[str, float]:
         """Average loss and metrics over (outputs, targets, samples); rank 0 computes them for all.
 
-        Only rank 0 needs the targets; they may be None elsewhere.
+        Only rank 0 needs outputs and targets; they may be None elsewhere.
         """
         trainer = self.trainer
         named = {"loss": trainer.loss, **named_metrics(metrics)}
@@ -132,12 +112,6 @@ class Inference:
             raise ValueError("evaluate: there were no samples")
         means = (totals[:-1] / totals[-1]).tolist()
         return dict(zip(named, means, strict=True))
-
-
-def spoken(layout: Layout, member: int) -> list[Box]:
-    """Return the boxes of a value that one member of a group speaks for, so that each element has one."""
-    whole = Layout(layout.shape, (Box.whole(layout.shape),), (-1,))
-    return [m.box for m in messages(layout, whole) if m.source == member and not m.box.empty]
 
 
 def named_metrics(metrics: Mapping[str, Metric] | Sequence[Metric] | None) -> dict[str, Metric]:

@@ -55,6 +55,8 @@ class Loop:
         history = History(str(trainer.plan), trainer.fabric.size)
         for callback in self.callbacks:
             callback.on_begin(trainer)
+        for note in trainer.notes:
+            self.display.note(note)
         with self.display:
             for epoch in range(epochs):
                 numbers = self._epoch(epoch, epochs)
@@ -139,7 +141,8 @@ def evaluate(trainer: Trainer, source: Source, metrics: Any = None) -> dict[str,
             if trainer.is_plain:
                 yield inference.predict(batch.inputs), batch.target, batch.samples
             else:
-                yield inference.run(batch.shapes[:count], batch.feed), batch.target, batch.samples
+                outputs = inference.run(batch.shapes[:count], batch.feed, to=0)
+                yield outputs, batch.target, batch.samples
 
     return inference.measure(results(), metrics)
 

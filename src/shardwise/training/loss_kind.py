@@ -54,7 +54,7 @@ def _kind(layer: Layer, twice: Layer, reads: list[str], batch: int) -> str:
     if not varying:
         return CONST
     if varying == {SAMPLES}:
-        return _of_samples(layer, batch)
+        return of_samples(layer, batch)
     if len(varying) > 1 or OTHER in varying:
         return OTHER
     kind = varying.pop()
@@ -67,7 +67,8 @@ def _kind(layer: Layer, twice: Layer, reads: list[str], batch: int) -> str:
     return OTHER
 
 
-def _of_samples(layer: Layer, batch: int) -> str:
+def of_samples(layer: Layer, batch: int) -> str:
+    """Tell what a layer makes of values per sample: values per sample again, their sum, mean or neither."""
     if layer.kind is Kind.LOSS:
         return SAMPLES if layer.attributes.get("reduction") == "none" else MEAN
     first = next(o for o in layer.operands if o.origin is Source.VALUE)

@@ -43,7 +43,7 @@ def named_data(name: str, output: TensorSpec, samples: int) -> tuple[Dataset[Any
 
 
 def _digits() -> tuple[Dataset[Any], Dataset[Any]]:
-    """Return the 1,797 handwritten digits of scikit-learn, three equal channels each, one fifth for tests."""
+    """Return the 1,797 handwritten digits of scikit-learn, three equal channels each; 540 are for tests."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError as error:
@@ -52,5 +52,5 @@ def _digits() -> tuple[Dataset[Any], Dataset[Any]]:
     images: Tensor = torch.tensor(found.images / 16.0, dtype=torch.float32)
     x = images[:, None].expand(-1, 3, -1, -1).contiguous()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    data, held_out = TensorDataset(x[order], torch.tensor(found.target)[order]), len(x) // 5
+    data, held_out = TensorDataset(x[order], torch.tensor(found.target)[order]), 540
     return Subset(data, range(held_out, len(x))), Subset(data, range(held_out))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from shardwise.graph import Graph, Kind, capture
+from shardwise.graph import Graph, Kind
 from shardwise.graph.attach import attach
 from shardwise.graph.foreign import Foreign
 from shardwise.graph.trace import leaves
@@ -30,10 +30,11 @@ from shardwise.runtime.rules import Surroundings
 from shardwise.runtime.session import init as join
 from shardwise.runtime.store import Store, fill_boxes
 from shardwise.training.feeds import Need, input_tensors, needs_of, parts_feed, whole_feed
-from shardwise.training.given import Model, check_loss, made
+from shardwise.training.given import Model, made, shared_out
 from shardwise.training.inference import Inference
 from shardwise.training.loss_graph import Loss, loss_graph
 from shardwise.training.unsplit import call_model
+from shardwise.training.whole_model import check_whole, is_whole, network_of, share_buffers
 
 if TYPE_CHECKING:
     from shardwise.oracle import Prediction
@@ -54,8 +55,8 @@ class Trainer:
         loss: a callable `(output, target) -> scalar`.
         optimizer: a callable that makes an optimizer from (name, parameter) pairs.
         seed: what dropout masks and first values of a model without data start from, under every plan.
-        loss_mean: `exact`, or `micro-batch` to accept the mean of the means of micro-batches and replicas
-            for a loss whose denominator depends on the data.
+        loss_mean: `exact`, or `micro-batch` to accept, for a loss that is no mean over samples, the mean of
+            the losses of the micro-batches.
         clip_norm: clip gradients to this global norm before each update.
         accumulate: how many steps make one update; their gradients are averaged.
         init: fills a whole tensor in place, given its name, for a model without data.
@@ -89,11 +90,13 @@ class Trainer:
         if accumulate < 1:
             raise ValueError(f"accumulate: found {accumulate}; expected at least 1")
         self.input_example, target = example
-        self.network: Graph = capture(self.model, self.input_example, training=True)
+        self.network: Graph = network_of(self.model, self.input_example, training=True)
+        check_whole(self.network, self.model, self.plan)
         ending = loss_graph(loss, self.network.output_specs, target)
-        self._sums = check_loss(ending, self.plan, loss_mean)
+        ending, self._sums = shared_out(ending, self.plan, loss_mean)
         self.graph: Graph = attach(self.network, ending)
         self.notes = check(self.plan, self.graph, self.session.size, self.graph.batch)
+        self.notes += self.network.notes if is_whole(self.network) else ()
         self.fabric = Fabric(mesh_of(self.plan))
         self.recorder = Recorder(record)
         self._wants_input_gradients = input_gradients
@@ -173,7 +176,7 @@ class Trainer:
     def _alone(self) -> bool:
         """Tell whether one process can simply call the model: nothing is split, no mask is counted."""
         counted = any(layer.kind in (Kind.DROPOUT, Kind.OTHER) for layer in self.graph)
-        counted = counted or isinstance(self.model, Foreign)
+        counted = (counted and not is_whole(self.network)) or isinstance(self.model, Foreign)
         alone = self.fabric.size == 1 and micro_batches_of(self.plan) == 1
         simple = self.plan.batch_norm != "deferred" and not self._wants_input_gradients
         return alone and simple and not counted and not self.recorder.on and not on_meta(self.model)
@@ -228,6 +231,8 @@ class Trainer:
             sums=self._sums,
         )
         self.fabric.world.all_reduce(loss)
+        if is_whole(self.network):
+            share_buffers(self.model, self.fabric)
         self.bench.surroundings.step += 1
         self._last = engine
         self.step_seconds.append(time.perf_counter() - start)

@@ -12,13 +12,17 @@ from shardwise.plan import Plan, micro_batches_of, samples_of
 from shardwise.training.loss_graph import Loss
 
 
-def unsplit_step(model: nn.Module, loss: Loss, x: Any, y: Any, plan: Plan) -> Tensor:
+def unsplit_step(
+    model: nn.Module, loss: Loss, x: Any, y: Any, plan: Plan, loss_mean: str = "exact"
+) -> Tensor:
     """Compute loss and gradients (into `.grad`) of a mini-batch on one device; return the loss.
 
-    A micro-batch is what all replicas have of it, so batch norm sees what it sees under the plan.
+    A micro-batch is what all replicas have of it, so batch norm sees what it sees under the plan. With
+    `loss_mean="micro-batch"` each has a loss of its own, which counts as much as its samples.
     """
     batch = next(int(t.shape[0]) for t in leaves(x) if isinstance(t, Tensor))
     outputs: list[Any] = []
+    means: list[Tensor] = []
     order: list[int] = []
     for m in range(micro_batches_of(plan)):
         spans = [samples_of(plan, batch, replica, m) for replica in range(plan.data)]
@@ -26,8 +30,10 @@ def unsplit_step(model: nn.Module, loss: Loss, x: Any, y: Any, plan: Plan) -> Te
         if chosen:
             order += chosen
             outputs.append(call_model(model, _pick(x, chosen)))
+            if loss_mean == "micro-batch":
+                means.append(loss(outputs[-1], _pick(y, chosen)) * (len(chosen) / batch))
     back = [order.index(sample) for sample in range(batch)]
-    value: Tensor = loss(_pick(_joined(outputs), back), y)
+    value: Tensor = sum(means[1:], means[0]) if means else loss(_pick(_joined(outputs), back), y)
     value.backward()  # type: ignore[no-untyped-call]
     return value.detach()
 

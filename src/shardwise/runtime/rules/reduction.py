@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from shardwise.program import Compute
+from shardwise.program.replica_sum import REPLICA_SUM
 from shardwise.runtime.rules.registry import Run, cropped, rule
 
 
@@ -18,7 +19,8 @@ def bind_reduction(op: Compute, rank: int) -> Run:
     attributes = op.layer.attributes
     dims, keepdim = tuple(attributes["dims"]), bool(attributes["keepdim"])
     shape = op.layer.operands[0].spec.shape
-    scale = 1.0 / math.prod(shape[d] for d in dims) if op.layer.op == "mean" else None
+    # A share without samples has no mean; its zero counts for nothing.
+    scale = 1.0 / max(1, math.prod(shape[d] for d in dims)) if op.layer.op == "mean" else None
     dtype = op.layer.call.kwargs.get("dtype") if op.layer.call is not None else None
     pick = cropped(op, rank)
 
@@ -27,3 +29,10 @@ def bind_reduction(op: Compute, rank: int) -> Run:
         return total if scale is None else total * scale
 
     return run
+
+
+@rule(REPLICA_SUM)
+def bind_replica_sum(op: Compute, rank: int) -> Run:
+    """Leave the value of a micro-batch that has no samples in any replica as it is."""
+    pick = cropped(op, rank)
+    return lambda tensors: pick(tensors)[0]
