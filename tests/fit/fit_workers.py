@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import shardwise as sw
 from shardwise.fit import resolve
+from shardwise.plan import micro_batches_of, samples_of
 from shardwise.runtime.materialise import materialise
 from shardwise.runtime.store import Store
 
@@ -264,3 +266,47 @@ def uncaptured() -> dict[str, Any]:
     found["predicted"] = float((outputs["classes"] - wanted).abs().max())
     found["auto"] = str(resolve("auto", cases.undecided(True), example, 4))
     return found
+
+
+def local_norm(plan: str) -> tuple[float, float]:
+    """Compare `batch_norm=local` with replicas that know nothing of each other; deviations of two steps.
+
+    The reference passes every share of a replica through a model of its own, and keeps the first replica's
+    running statistics.
+    """
+    trainer = sw.Trainer(cases.classifier(), cases.images(8), plan, loss=F.cross_entropy, optimizer=cases.sgd)
+    whole = cases.classifier()
+    optimizer = cases.sgd(whole.named_parameters())
+    gradients = 0.0
+    for seed in range(2):
+        x, y = cases.images(8, seed=seed)
+        trainer.step(x, y)
+        optimizer.zero_grad()
+        copies = [whole] + [copy.deepcopy(whole) for _ in range(trainer.plan.data - 1)]
+        for replica, model in enumerate(copies):
+            for m in range(micro_batches_of(trainer.plan)):
+                lo, hi = samples_of(trainer.plan, 8, replica, m)
+                (F.cross_entropy(model(x[lo:hi]), y[lo:hi]) * ((hi - lo) / 8)).backward()
+        for name, parameter in whole.named_parameters():
+            parameter.grad = sum(dict(model.named_parameters())[name].grad for model in copies)
+        wanted = {name: p.grad for name, p in whole.named_parameters()}
+        gradients = max(gradients, cases.error(trainer.gradients(), wanted))
+        optimizer.step()
+    return gradients, cases.error(trainer.state_dict(), whole.state_dict())
+
+
+def local_norm_of_tiles() -> tuple[float, float]:
+    """Compare `batch_norm=local` on two tiles with a norm of each half of the image."""
+    x, y = cases.images(4, 12)
+    trainer = sw.Trainer(cases.first_norm(), (x, y), "spatial=2x1 batch_norm=local", loss=F.cross_entropy)
+    trainer.step(x, y)
+    whole = cases.first_norm()
+    conv, norm, *rest = whole
+    other = copy.deepcopy(norm)
+    other.weight, other.bias = norm.weight, norm.bias
+    # The owner of an output row is the owner of the input row in the same place.
+    upper, lower = conv(x).split((6, 4), 2)
+    joined = torch.cat((norm(upper), other(lower)), 2)
+    F.cross_entropy(nn.Sequential(*rest)(joined), y).backward()
+    wanted = {name: p.grad for name, p in whole.named_parameters() if not name.startswith("0.bias")}
+    return cases.error(trainer.gradients(), wanted), cases.error(trainer.state_dict(), whole.state_dict())

@@ -121,3 +121,21 @@ def test_a_model_that_cannot_be_captured_is_refused_everything_but_replicas():
         assert "Only data parallelism" in found["note"]
         assert found["statistics"] == 0.0
         assert found["predicted"] < BOUND
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks"),
+    [
+        ("data=2 batch_norm=local", 2),
+        ("data=2 stages=2 micro_batches=2 batch_norm=local", 4),
+        ("data=2 stages=2 schedule=gems-mast batch_norm=local", 4),
+    ],
+)
+def test_local_batch_norm_is_that_of_replicas_alone_with_the_statistics_of_the_first(plan, ranks):
+    for errors in run_ranks(workers.local_norm, ranks, args=(plan,)):
+        assert max(errors) < BOUND
+
+
+def test_local_batch_norm_is_that_of_each_tile():
+    for errors in run_ranks(workers.local_norm_of_tiles, 2):
+        assert max(errors) < BOUND

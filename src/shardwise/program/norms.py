@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardwise.graph import Layer
 from shardwise.program.assign import Home
+from shardwise.program.replica_sum import REPLICA_SUM
 
 _LIVE = {"batch_norm": "batch_statistics", "instance_norm": "instance_statistics"}
 
@@ -22,6 +23,8 @@ def updates_buffers(layer: Layer) -> bool:
 
 def shared_over(layer: Layer, home: Home, replicated: bool) -> str:
     """Tell with whom the statistics of a layer are shared: `group`, `replicas` or nobody (empty)."""
+    if layer.op == REPLICA_SUM:
+        return "replicas" if replicated else ""
     if not has_statistics(layer):
         return ""
     cut = home.cuts.dims

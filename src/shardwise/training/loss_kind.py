@@ -20,6 +20,8 @@ _KEEP = frozenset(
     {"neg", "to", "float", "double", "half", "bfloat16", "clone", "contiguous", "identity", "positive"}
     | {"detach", "reshape", "squeeze", "unsqueeze", "view", "flatten", "type_as", "type", "alias"}
 )
+_OPAQUE_BY_SAMPLE = frozenset({"one_hot"})
+"""Functions that no split enters, but that treat every sample alone."""
 _SCALE = frozenset({"mul", "div", "rmul"})
 _ADD = frozenset({"add", "sub", "radd", "rsub"})
 
@@ -71,6 +73,8 @@ def of_samples(layer: Layer, batch: int) -> str:
     """Tell what a layer makes of values per sample: values per sample again, their sum, mean or neither."""
     if layer.kind is Kind.LOSS:
         return SAMPLES if layer.attributes.get("reduction") == "none" else MEAN
+    if layer.op in _OPAQUE_BY_SAMPLE:
+        return SAMPLES
     first = next(o for o in layer.operands if o.origin is Source.VALUE)
     if layer.op in ("mean", "sum") and 0 in layer.attributes["dims"]:
         return MEAN if layer.op == "mean" else SUM

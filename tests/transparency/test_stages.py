@@ -1,0 +1,87 @@
+"""Stages, schedules and replicas, alone and with tiles, equal one device on the same micro-batches.
+
+The default suite has the named plans; the product of stages, micro-batches and schedules is in the full.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ranks import run_ranks
+from transparency.compare import FLOOR_FACTOR, LIMIT, errors, scale_of
+from transparency.harness import Case, check, split, unsplit
+from transparency.models import ZOO
+
+BATCH = 8
+NAMED = {
+    "unet under 1f1b on four ranks": ("unet", "stages=4 schedule=1f1b micro_batches=4"),
+    "skips under zero-bubble": ("unet", "stages=3 schedule=zero-bubble micro_batches=4"),
+    "stages x tiles x data": ("resnet20", "data=2 stages=2 spatial=2x1 schedule=1f1b micro_batches=3"),
+    "tiled first stage, both ways": ("resnet20", "stages=2x2|1|1 schedule=gems-mast"),
+    "five dimensions": ("resnet20", "data=2 stages=2x1|1|1 schedule=bidirectional micro_batches=4"),
+    "one micro-batch": ("resnet20", "data=2 stages=2 schedule=layer"),
+}
+SCHEDULES = ("gpipe", "1f1b", "zero-bubble", "bidirectional", "gems-mast", "gems-master")
+MODELS = ("resnet20", "unet", "vgg16")
+DEEP = (
+    "stages=2 schedule=1f1b micro_batches=2",
+    "stages=4 schedule=gems-mast",
+    "data=2 stages=2 micro_batches=2",
+)
+
+
+def case(model: str, plan: str, steps: int = 2) -> Case:
+    _, sizes, loss = ZOO[model]
+    # Batch norm over fewer than eight values cannot be compared; the smallest images have enough of them.
+    return Case(model, (BATCH, *sizes[0][1:]), plan, loss, steps=steps)
+
+
+def plans() -> list[str]:
+    found = ["stages=2 schedule=layer", "stages=3 schedule=layer", "stages=4 schedule=layer", "data=2"]
+    for stages, parts, schedule in itertools.product((2, 3, 4), (1, 3, 4), SCHEDULES):
+        if schedule == "bidirectional" and parts == 1:
+            continue  # two directions need a micro-batch each
+        more = " replication=2" if schedule == "gems-master" else ""
+        found.append(f"stages={stages} schedule={schedule} micro_batches={parts}{more}")
+    return found
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named_plans_equal_one_device(name: str) -> None:
+    check(case(*NAMED[name], steps=1))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("plan", plans())
+def test_every_schedule_equals_one_device(model: str, plan: str) -> None:
+    check(case(model, plan), deadline=250.0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("plan", DEEP)
+def test_a_thousand_layers_are_as_exact_as_one_device(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    deep = case("resnet1001v2", plan, steps=1)
+    results = run_ranks(deviations, deep.ranks, "mpi4py", (deep,), deadline=550.0)
+    worst, own = results[0]
+    with capsys.disabled():
+        print(f"\nresnet1001v2, {plan}: {worst:.1e}; one device with two threads instead of one: {own:.1e}")
+    assert worst <= max(LIMIT, FLOOR_FACTOR * own)
+
+
+def deviations(deep: Case) -> tuple[float, float]:
+    """Return, on rank 0, how far the plan is from one device, and that from itself with more threads."""
+    found = split(deep)
+    if dist.get_rank():
+        return 0.0, 0.0
+    expected = unsplit(deep)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2 if threads == 1 else 1)
+    other = unsplit(deep)
+    torch.set_num_threads(threads)
+    largest, wanted = scale_of(expected), expected.tensors()
+    return tuple(max(errors(run.tensors(), wanted, largest).values()) for run in (found, other))
