@@ -66,6 +66,26 @@ def masks(batch: int, size: int = 10, seed: int = 1) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+class Tied(nn.Module):
+    """One convolution twice, before and behind a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3, padding=1)
+        self.shared = nn.Conv2d(6, 6, 3, padding=1)
+        self.middle = nn.Conv2d(6, 6, 1).requires_grad_(False)
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.middle(F.relu(self.shared(self.first(x)))))
+        return self.head(self.shared(x).mean((2, 3)))
+
+
+def tied() -> nn.Module:
+    torch.manual_seed(0)
+    return Tied().double()
+
+
 class Undecided(nn.Module):
     """Decide by the values of a tensor, so that nothing can trace it; two outputs in a dict."""
 

@@ -84,6 +84,12 @@ def test_several_inputs_and_outputs_and_whole_numbers_between_stages(plan, ranks
     assert worst(*args, ranks=ranks) < BOUND
 
 
+@pytest.mark.parametrize("schedule", ["1f1b micro_batches=2", "gems-mast"])
+def test_weights_that_stages_share_and_frozen_ones(schedule):
+    plan = f"stages=2 cuts=middle schedule={schedule}"
+    assert worst(cases.tied, cases.images, plan, ((4, 10),) * 2, F.cross_entropy, ranks=2) < BOUND
+
+
 def test_a_model_that_cannot_be_captured_still_has_replicas():
     batches = ((4, 10), (3, 10), (1, 12))
     args = (cases.undecided, cases.paired, "data=2", batches, cases.two_losses)

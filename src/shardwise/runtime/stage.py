@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shardwise.program import Compute, Held, Normalise, Regrid, StageProgram
 from shardwise.runtime.hollow import hollow
+from shardwise.runtime.in_place import rectified_in_place, rectify
 from shardwise.runtime.regrid import bind_regrid
 from shardwise.runtime.rules import Surroundings, bind
 from shardwise.runtime.shared_norm import bind_norm
@@ -75,13 +76,15 @@ class _Segment:
         made = {op.makes.slot for op in ops}
         self.calls = []
         self.reads: dict[str, bool] = {}
-        for op in ops:
+        overwrites = rectified_in_place(ops, rank, outside)
+        for i, op in enumerate(ops):
             names = []
             for held in op.reads:
                 names.append((held.slot, tensors.get(held.slot) if _is_stored(op, held) else None))
                 if not _is_stored(op, held) and held.slot not in made:
                     self.reads[held.slot] = held.grad
-            self.calls.append((bind(op, rank, surroundings), names, op.makes.slot))
+            run = rectify if i in overwrites else bind(op, rank, surroundings)
+            self.calls.append((run, names, op.makes.slot))
         self.makes = [op.makes.slot for op in ops if op.makes.slot in outside]
         self.frees = _last_reads(
             [[n for n, t in names if t is None] for _, names, _ in self.calls], self.makes
