@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,31 +12,29 @@ from shardwise.runtime.events import Recorder
 from shardwise.runtime.wire import Pending, Wire
 
 BUCKET_BYTES = 25 * 2**20
-SINGLE_BYTES = 2**20
+SINGLE_BYTES = 4 * 2**20
 """A gradient of at least this size is summed where it is: one more message costs less than the copy."""
+PIECE_BYTES = 16 * 2**20
+"""A sum of more than this is done in pieces, two at a time: transports need as much memory again for each."""
 
 
 class _Bucket:
     """Some parameters that the same ranks share, reduced as one flat tensor."""
 
-    def __init__(self, names: Sequence[str], parameters: Mapping[str, nn.Parameter], wire: Wire) -> None:
-        self.names, self.wire = tuple(names), wire
+    def __init__(self, names: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> None:
+        self.names = tuple(names)
         self.parameters = [parameters[name] for name in names]
         self.flat, self.views = _flat(self.parameters) if len(names) > 1 else (None, [])
         self.what = f"gradients of {self.names[0]} and {len(self.names) - 1} more"
         self.waiting = set(self.names)
-        self.pending: Pending | None = None
 
-    def launch(self) -> None:
-        self.pending = self.wire.start_all_reduce(self._gathered(), self.what)
-
-    def _gathered(self) -> Tensor:
+    def gathered(self) -> Tensor:
         """Return all gradients as one tensor: a copy of several, the one of a single parameter itself."""
         if self.flat is None:
             (parameter,) = self.parameters
             grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             parameter.grad = grad.contiguous()
-            return parameter.grad
+            return parameter.grad.view(-1)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is None:
                 view.zero_()
@@ -44,12 +43,6 @@ class _Bucket:
             parameter.grad = view
         return self.flat
 
-    def finish(self) -> None:
-        if self.pending is not None:
-            self.pending.wait()
-        self.pending = None
-        self.waiting = set(self.names)
-
 
 def _flat(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
     """Return room for the gradients of all parameters, and the part of each."""
@@ -57,6 +50,52 @@ def _flat(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
     flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
     pieces = torch.split_with_sizes(flat, [p.numel() for p in parameters])
     return flat, [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
+
+
+class _Line:
+    """The sums over one wire, in one order on all of its ranks, not too many bytes of them at a time."""
+
+    def __init__(self, wire: Wire, recorder: Recorder) -> None:
+        self.wire, self.recorder = wire, recorder
+        self.buckets: list[_Bucket] = []
+        self.next = 0
+        self.queue: deque[tuple[Tensor, str]] = deque()
+        self.flying: deque[tuple[Pending, int]] = deque()
+
+    def launch_complete(self) -> None:
+        """Start the buckets whose turn it is, as far as they are complete."""
+        while self.next < len(self.buckets) and not self.buckets[self.next].waiting:
+            self.launch()
+        self.pump()
+
+    def launch(self) -> None:
+        """Start the next bucket."""
+        bucket = self.buckets[self.next]
+        self.next += 1
+        tensor = bucket.gathered()
+        size = max(1, PIECE_BYTES // tensor.element_size())
+        self.queue.extend((piece, bucket.what) for piece in tensor.split(size))
+        self.pump()
+
+    def pump(self, limit: float = 2 * PIECE_BYTES) -> None:
+        """Take note of sums that are complete, and start others until so many bytes are under way."""
+        while self.flying and self.flying[0][0].done():
+            self.flying.popleft()[0].wait()
+        flying = sum(nbytes for _, nbytes in self.flying)
+        while self.queue and (not flying or flying + self.queue[0][0].nbytes <= limit):
+            piece, what = self.queue.popleft()
+            self.recorder.mark("reduce", what)
+            self.flying.append((self.wire.start_all_reduce(piece, what), piece.nbytes))
+            flying += piece.nbytes
+
+    def finish(self) -> None:
+        """Wait for every sum."""
+        while self.flying:
+            self.flying.popleft()[0].wait()
+            self.pump()
+        self.next = 0
+        for bucket in self.buckets:
+            bucket.waiting = set(bucket.names)
 
 
 class Reducer:
@@ -85,8 +124,8 @@ class Reducer:
             recorder: is told when each reduction starts.
         """
         self.recorder = recorder or Recorder()
-        self.buckets: list[_Bucket] = []
-        self.of: dict[str, _Bucket] = {}
+        self.lines: dict[int, _Line] = {}
+        self.of: dict[str, tuple[_Line, _Bucket]] = {}
         for names in order:
             filling: dict[tuple[int, torch.dtype], list[str]] = {}
             for name in names:
@@ -101,41 +140,30 @@ class Reducer:
                     self._close(filling.pop(key), parameters, wires)
             for rest in filling.values():
                 self._close(rest, parameters, wires)
-        self._lines: dict[int, list[_Bucket]] = {}
-        for bucket in self.buckets:
-            self._lines.setdefault(id(bucket.wire), []).append(bucket)
-        self._next = dict.fromkeys(self._lines, 0)
 
     def _close(
         self, names: list[str], parameters: Mapping[str, nn.Parameter], wires: Mapping[str, Wire]
     ) -> None:
-        bucket = _Bucket(names, parameters, wires[names[0]])
-        self.buckets.append(bucket)
-        self.of.update(dict.fromkeys(names, bucket))
+        wire = wires[names[0]]
+        line = self.lines.setdefault(id(wire), _Line(wire, self.recorder))
+        line.buckets.append(_Bucket(names, parameters))
+        self.of.update(dict.fromkeys(names, (line, line.buckets[-1])))
 
     def ready(self, name: str) -> None:
         """Note that the gradient of a parameter is complete on this rank."""
-        bucket = self.of.get(name)
-        if bucket is None:
-            return
-        bucket.waiting.discard(name)
-        line = self._lines[id(bucket.wire)]
-        while self._next[id(bucket.wire)] < len(line):
-            head = line[self._next[id(bucket.wire)]]
-            if head.waiting:
-                return
-            self._launch(head)
-
-    def _launch(self, bucket: _Bucket) -> None:
-        bucket.launch()
-        self._next[id(bucket.wire)] += 1
-        self.recorder.mark("reduce", bucket.what)
+        if name in self.of:
+            line, bucket = self.of[name]
+            bucket.waiting.discard(name)
+            line.launch_complete()
 
     def finish(self) -> None:
         """Launch what is left and wait for every sum."""
-        for key, line in self._lines.items():
-            for bucket in line[self._next[key] :]:
-                self._launch(bucket)
-        for bucket in self.buckets:
-            bucket.finish()
-        self._next = dict.fromkeys(self._lines, 0)
+        for line in self.lines.values():
+            while line.next < len(line.buckets):
+                line.launch()
+        if len(self.lines) > 1:
+            # A rank that waits on one wire starts nothing on another, where its peers may wait for it.
+            for line in self.lines.values():
+                line.pump(float("inf"))
+        for line in self.lines.values():
+            line.finish()
