@@ -77,12 +77,13 @@ class _Line:
         self.queue.extend((piece, bucket.what) for piece in tensor.split(size))
         self.pump()
 
-    def pump(self, limit: float = 2 * PIECE_BYTES) -> None:
-        """Take note of sums that are complete, and start others until so many bytes are under way."""
+    def pump(self, everything: bool = False) -> None:
+        """Take note of sums that are complete, and start others until two pieces are under way."""
         while self.flying and self.flying[0][0].done():
             self.flying.popleft()[0].wait()
         flying = sum(nbytes for _, nbytes in self.flying)
-        while self.queue and (not flying or flying + self.queue[0][0].nbytes <= limit):
+        limit = 2 * PIECE_BYTES
+        while self.queue and (everything or not flying or flying + self.queue[0][0].nbytes <= limit):
             piece, what = self.queue.popleft()
             self.recorder.mark("reduce", what)
             self.flying.append((self.wire.start_all_reduce(piece, what), piece.nbytes))
@@ -164,6 +165,6 @@ class Reducer:
         if len(self.lines) > 1:
             # A rank that waits on one wire starts nothing on another, where its peers may wait for it.
             for line in self.lines.values():
-                line.pump(float("inf"))
+                line.pump(everything=True)
         for line in self.lines.values():
             line.finish()
