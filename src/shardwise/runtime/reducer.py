@@ -24,7 +24,10 @@ class _Bucket:
     def __init__(self, names: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> None:
         self.names = tuple(names)
         self.parameters = [parameters[name] for name in names]
-        self.flat, self.views = _flat(self.parameters) if len(names) > 1 else (None, [])
+        self.flat: Tensor | None = None
+        self.views: list[Tensor] = []
+        if len(names) > 1:
+            self.flat, self.views = _flat(self.parameters)
         self.what = f"gradients of {self.names[0]} and {len(self.names) - 1} more"
         self.waiting = set(self.names)
 
@@ -52,6 +55,11 @@ def _flat(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
     return flat, [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
 
 
+def _sizes(total: int, most: int) -> list[int]:
+    """Cut a length into parts of at most so many."""
+    return [min(most, total - start) for start in range(0, total, most)]
+
+
 class _Line:
     """The sums over one wire, in one order on all of its ranks, not too many bytes of them at a time."""
 
@@ -74,7 +82,9 @@ class _Line:
         self.next += 1
         tensor = bucket.gathered()
         size = max(1, PIECE_BYTES // tensor.element_size())
-        self.queue.extend((piece, bucket.what) for piece in tensor.split(size))
+        self.queue.extend(
+            (piece, bucket.what) for piece in torch.split_with_sizes(tensor, _sizes(tensor.numel(), size))
+        )
         self.pump()
 
     def pump(self, everything: bool = False) -> None:

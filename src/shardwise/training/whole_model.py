@@ -157,8 +157,8 @@ def _layers(
     """Return the inputs, the model as one layer, and a layer for each tensor of a nested result."""
     inputs = []
     for i, (name, spec, shape) in enumerate(zip(example.names, example.specs, shapes, strict=True)):
-        made = (TensorSpec(shape, spec.dtype),)
-        inputs.append(Layer(name, Kind.INPUT, "input", outputs=made, attributes={"index": i}))
+        own = TensorSpec(shape, spec.dtype)
+        inputs.append(Layer(name, Kind.INPUT, "input", outputs=(own,), attributes={"index": i}))
     operands = [
         Operand(f"input{i}", layer.name, Source.VALUE, layer.spec, opaque(len(layer.shape)))
         for i, layer in enumerate(inputs)
