@@ -149,7 +149,7 @@ def split(case: Case) -> Outcome:
     model, loss, batches = prepare(case)
     x, y = batches[0]
     # A rank that meets the same model under another plan knows its graph.
-    with mock.patch.object(training, "capture", return_value=_graph(case.alone)):
+    with mock.patch.object(training, "network_of", return_value=_graph(case.alone)):
         trainer = training.Trainer(model, (x, y), case.plan, loss=loss, optimizer=sgd, input_gradients=True)
     losses = [trainer.step(x, y) for x, y in batches]
     # A parameter that no layer uses has no gradient.

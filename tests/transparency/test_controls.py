@@ -57,7 +57,7 @@ def with_averaged_tiles(case: Case) -> dict[str, float]:
 
     def averaged(self: Reducer) -> None:
         finish(self)
-        for bucket in self.buckets:
+        for bucket in (bucket for line in self.lines.values() for bucket in line.buckets):
             for parameter in bucket.parameters:
                 parameter.grad.div_(case.ranks)
 

@@ -81,7 +81,7 @@ def deviations(deep: Case) -> tuple[float, float]:
     expected = unsplit(deep)
     threads = torch.get_num_threads()
     torch.set_num_threads(2 if threads == 1 else 1)
-    other = unsplit(deep)
+    other = unsplit(deep, "threads")
     torch.set_num_threads(threads)
     largest, wanted = scale_of(expected), expected.tensors()
     return tuple(max(errors(run.tensors(), wanted, largest).values()) for run in (found, other))
