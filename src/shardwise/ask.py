@@ -21,7 +21,8 @@ from shardwise.oracle.search import Ranking
 from shardwise.plan import Plan, PlanError
 from shardwise.plan.check import check
 from shardwise.runtime.calibrate import profile_kernels
-from shardwise.runtime.calibrate.demand import is_here, load_profile, tasks_of
+from shardwise.runtime.calibrate.chains import chains_of
+from shardwise.runtime.calibrate.demand import is_here, load_profile, stages_of
 
 # A search profiles the shapes of so many of the best plans, in rounds, because times change the order.
 _PROFILED = 8
@@ -128,9 +129,9 @@ def profiled(
         return None
     profile = _profile(machine)
     if seconds > 0:
-        tasks = tasks_of(graph, machine, plans, batch)
-        if profile.missing(tasks):
-            profile_kernels(profile, tasks, seconds=seconds, ranks=machine.node.devices)
+        stages = stages_of(graph, machine, plans, batch)
+        if chains_of(stages, profile)[0]:
+            profile_kernels(profile, stages, seconds=seconds, ranks=machine.node.devices)
             path = cache_path(machine.device.name, machine.device.threads)
             profile.save(path)
             # Predictions are remembered for a profile, so that another one must take its place.

@@ -8,6 +8,8 @@ import torch
 
 from shardwise.machine import Machine
 from shardwise.oracle import Direction, Roofline, Task
+from shardwise.oracle.moves import move_of
+from shardwise.oracle.price import price_stage
 from shardwise.oracle.profile import Profile
 from shardwise.program import Regrid
 from shardwise.runtime.calibrate import calibrate, profile_kernels
@@ -36,6 +38,8 @@ def test_a_rank_times_its_device():
     assert 1e8 < found["peak float32"] < 1e13
     assert 1e8 < found["memory_bandwidth"] < 1e13
     assert 0 < found["overhead_forward_seconds"] < 1e-2
+    assert 0 < found["update_overhead_seconds"] < 1e-2
+    assert 0 <= found["overhead_segment_forward_seconds"] < 1e-2
     assert {"convolution", "convolution/backward_weight", "linear/backward_input"} <= set(found["curves"])
 
 
@@ -52,11 +56,16 @@ def test_kernels_of_a_program_are_measured_on_busy_ranks():
     program = stage("spatial=2x1")
     tasks = [Task.of(op, r) for op in program.ops if not isinstance(op, Regrid) for r in range(2)]
     profile = Profile("here", 1, Roofline(machine().device))
-    assert profile_kernels(profile, tasks, seconds=1.0, ranks=2) == []
+    assert profile_kernels(profile, [program], seconds=10.0, ranks=2) == []
     assert profile.refused == {}
+    assert profile_kernels(profile, [program], seconds=10.0, ranks=2) == []
+    moves = [move_of(op, r) for op in program.ops if isinstance(op, Regrid) for r in range(2)]
+    assert moves
+    assert all(profile.moving(move).flag == "" and profile.moving(move).seconds > 0 for move in moves)
     for task in tasks:
-        for direction in (Direction.FORWARD, Direction.BACKWARD_INPUT):
-            estimate = profile.seconds(task, direction)
-            assert estimate.flag == ""
-            assert 0 <= estimate.seconds < 1
-        assert profile.seconds(task, Direction.FORWARD).seconds > 0
+        assert profile.seconds(task, Direction.FORWARD).flag == ""
+        assert 0 < profile.seconds(task, Direction.FORWARD).seconds < 1
+    # Nothing that a step is priced from had to be guessed.
+    assert price_stage(program, machine(), profile).flags == set()
+    conv = next(task for task in tasks if task.layer.op == "conv")
+    assert profile.room(conv, Direction.FORWARD) >= conv.out.size * 4

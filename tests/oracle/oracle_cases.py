@@ -54,5 +54,11 @@ class Fixed:
     def seconds(self, task, direction):
         return Estimate(self.rates[direction] * task.out.size, self.spread)
 
+    def room(self, task, direction):
+        return 0.0
+
+    def moving(self, move):
+        return Estimate(0.0)
+
     def fields(self):
         return ()

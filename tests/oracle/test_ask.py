@@ -7,7 +7,9 @@ from oracle_cases import machine, small_graph
 
 import shardwise as sw
 from shardwise import ask
-from shardwise.oracle.profile import key_of, measured
+from shardwise.oracle.moves import Move
+from shardwise.oracle.profile import measured, moved
+from shardwise.runtime.calibrate.chains import chains_of
 from shardwise.runtime.calibrate.device import device_name
 
 
@@ -17,12 +19,14 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("SHARDWISE_CACHE", str(tmp_path))
     asked = []
 
-    def profile_kernels(profile, tasks, *, seconds, ranks=None):
-        missing = profile.missing(tasks)
+    def profile_kernels(profile, programs, *, seconds, ranks=None):
+        chains, _ = chains_of(programs, profile)
+        missing = {k: what for chain in chains for k, what in chain.keys().items() if not profile.knows(k)}
         asked.append((seconds, len(missing)))
-        for task in missing:
+        for key, what in missing.items():
             times = dict.fromkeys(("forward", "backward_input", "backward_weight"), 1e-3)
-            profile.add(key_of(task), measured(task, times, dict.fromkeys(times, 0.0)))
+            entry = moved(what, 1e-3, 0.0) if isinstance(what, Move) else measured(what, times, {})
+            profile.add(key, entry)
         return []
 
     monkeypatch.setattr(ask, "profile_kernels", profile_kernels)

@@ -107,3 +107,11 @@ def test_no_second_of_work_is_lost_and_no_rank_is_faster_than_its_work(columns, 
     if not cores or cores >= len(columns):
         steps = sum(max(column[i] for column in columns) + 0.1 for i in range(3))
         assert max(end(spans, rank) for rank in ranks) == pytest.approx(steps)
+
+
+def test_a_rank_that_works_alone_may_be_faster():
+    lists = {0: [work(2.0), meet("a", (0, 1), 0.0)], 1: [work(1.0), meet("a", (0, 1), 0.0)]}
+    # One second with both at work, then the rest of rank 0 at twice the speed.
+    spans = simulate(lists, cores=2, alone=2.0)
+    assert end(spans, 0) == pytest.approx(1.5)
+    assert end(simulate(lists, cores=2), 0) == pytest.approx(2.0)

@@ -37,9 +37,9 @@ def test_activations_hold_what_backward_needs_and_the_fullest_moment():
 def test_tiles_halve_the_activations_but_not_the_weights():
     whole, half = (stage_memory(stage(text), 0) for text in ("data=1", "spatial=2x1"))
     assert half["weights"] == whole["weights"]
-    # ReLU keeps its output, and the convolution behind it the copy of that with a halo of one row.
+    # The convolution keeps the copy of its input with a halo of one row; what ReLU keeps of it moves there.
     with_halo = 4 * 8 * 9 * 16 * 4
-    assert half["activations"] == pytest.approx(whole["activations"] / 2 + with_halo, rel=0.05)
+    assert 0 < half["activations"] - whole["activations"] / 2 < with_halo
     assert half["buffers"] == 4 * (4 * 8 * 1 * 16 * 4)
 
 

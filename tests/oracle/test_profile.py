@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from oracle_cases import Fixed, stage
 
-from shardwise.oracle import Direction, Task
-from shardwise.oracle.profile import INTERPOLATED, Profile, cache_path, key_of, measured
+from shardwise.oracle import Direction, Estimate, Task
+from shardwise.oracle.moves import joins, move_of
+from shardwise.oracle.profile import INTERPOLATED, Profile, cache_path, key_of, measured, moved
 from shardwise.program import Regrid
 
 
@@ -58,10 +59,26 @@ def test_operators_never_measured_are_left_to_the_fallback():
     assert profile.seconds(conv, Direction.FORWARD) == Fixed().seconds(conv, Direction.FORWARD)
 
 
-def test_missing_lists_each_kernel_once():
-    everything = tasks("data=1")
-    assert len(filled([]).missing([*everything, *everything])) == len({key_of(t) for t in everything})
-    assert filled([(t, 1.0) for t in everything]).missing(everything) == []
+def test_copies_are_answered_as_measured_or_scaled_by_their_bytes():
+    program = stage("spatial=2x1")
+    moves = [
+        move_of(op, 0, back=back) for op in program.ops if isinstance(op, Regrid) for back in (False, True)
+    ]
+    profile = filled([])
+    assert profile.moving(moves[0]) == Fixed().moving(moves[0])
+    profile.add(moves[0].key, moved(moves[0], 0.5, 0.05))
+    assert profile.moving(moves[0]) == Estimate(0.5, 0.05)
+    other = next(m for m in moves if m.nbytes != moves[0].nbytes)
+    scaled = profile.moving(other)
+    assert scaled.seconds == pytest.approx(0.5 * other.nbytes / moves[0].nbytes)
+    assert scaled.flag == INTERPOLATED
+
+
+def test_a_residual_join_is_one_addition():
+    ops = stage("data=1").ops
+    assert sum(map(len, joins(ops, set()))) == sum(map(len, joins(ops, {ops[-1].makes.slot})))
+    first = ops[0].makes.slot
+    assert sum(map(len, joins(ops, {first}))) == sum(map(len, joins(ops, set()))) + 1
 
 
 def test_a_profile_survives_its_file_and_belongs_to_one_device(tmp_path):

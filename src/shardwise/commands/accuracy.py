@@ -40,6 +40,7 @@ def rows_of(
     machine: Machine,
     repeats: int,
     profile_seconds: float,
+    memory: bool = True,
 ) -> tuple[list[Row], list[dict[str, str]]]:
     """Predict and measure every network under every plan; return the rows and what was refused."""
     predicted: dict[Trial, Any] = {}
@@ -52,9 +53,11 @@ def rows_of(
         by_ranks[Plan.parse(trial.plan).ranks].append(trial)
     rows = []
     for ranks, trials in sorted(by_ranks.items()):
-        for trial, found in zip(
-            trials, measure_trials(trials, ranks, machine.transport or "gloo", repeats), strict=True
-        ):
+        sizes = [predicted[trial].peak_bytes for trial in trials]
+        # Two thirds of the memory that the ranks share: the rest is for what they do not share out.
+        limit = 0.66 * machine.device.memory_bytes * machine.node.devices / ranks
+        measured = measure_trials(trials, ranks, machine.transport or "gloo", repeats, sizes, limit, memory)
+        for trial, found in zip(trials, measured, strict=True):
             if isinstance(found, str):
                 refused.append({"model": trial.subject.name, "plan": trial.plan, "reason": found})
                 continue
@@ -68,7 +71,7 @@ def rows_of(
                     p.step_seconds,
                     found.seconds,
                     found.spread,
-                    p.step_bytes,
+                    p.working_bytes,
                     found.peak_bytes,
                     p.peak_bytes,
                     found.high_water_bytes,
@@ -90,7 +93,8 @@ def _predictions(
 
     graph = training_graph(build_model(subject.name), subject.shape, subject.batch)
     good = []
-    for text in plans:
+    tiles = "x".join(["2", *["1"] * (len(subject.shape) - 2)])
+    for text in (plan.replace("{tiles}", tiles) for plan in plans):
         try:
             check(Plan.parse(text), graph, batch=subject.batch)
             good.append(text)
@@ -109,7 +113,8 @@ def accuracy(predicted: float, measured: float) -> float:
 def report(rows: Sequence[Row], refused: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     """Return rows and accuracies as plain values."""
     times = [(r.strategy, accuracy(r.predicted_seconds, r.measured_seconds)) for r in rows]
-    sizes = [(r.strategy, accuracy(r.predicted_peak_bytes, r.measured_peak_bytes)) for r in rows]
+    weighed = [r for r in rows if r.measured_peak_bytes]
+    sizes = [(r.strategy, accuracy(r.predicted_peak_bytes, r.measured_peak_bytes)) for r in weighed]
     return {
         "rows": [asdict(row) for row in rows],
         "time_accuracy": _means(times),
@@ -151,6 +156,10 @@ def _ranking(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return result
 
 
+def _percent(predicted: float, measured: float) -> str:
+    return f"{100 * accuracy(predicted, measured):.1f} %" if measured else "not measured"
+
+
 def show(found: Mapping[str, Any]) -> None:
     """Print the report as tables."""
     from rich.console import Console
@@ -166,13 +175,14 @@ def show(found: Mapping[str, Any]) -> None:
             f"{1e3 * row['measured_seconds']:.1f} ms",
             f"{1e3 * row['measured_spread']:.1f} ms",
             f"{100 * accuracy(row['predicted_seconds'], row['measured_seconds']):.1f} %",
-            f"{100 * accuracy(row['predicted_peak_bytes'], row['measured_peak_bytes']):.1f} %",
+            _percent(row["predicted_peak_bytes"], row["measured_peak_bytes"]),
         )
     console.print(table)
     summary = Table("strategy", "time", "memory")
     times, sizes = found["time_accuracy"], found["memory_accuracy"]
     for name, value in times["by_strategy"].items():
-        summary.add_row(name, f"{100 * value:.1f} %", f"{100 * sizes['by_strategy'][name]:.1f} %")
+        size = sizes["by_strategy"].get(name)
+        summary.add_row(name, f"{100 * value:.1f} %", "" if size is None else f"{100 * size:.1f} %")
     summary.add_row("mean", f"{100 * times['mean']:.1f} %", f"{100 * sizes['mean']:.1f} %")
     console.print(summary)
     console.print(f"Measurements themselves spread by {100 * found['noise']:.1f} %.")

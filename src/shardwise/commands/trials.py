@@ -39,85 +39,130 @@ class Measurement:
 
 
 def measure_trials(
-    trials: Sequence[Trial], ranks: int, transport: str, repeats: int, deadline: float = 1800.0
+    trials: Sequence[Trial],
+    ranks: int,
+    transport: str,
+    repeats: int,
+    sizes: Sequence[int],
+    limit_bytes: float,
+    memory: bool = True,
+    deadline: float = 1800.0,
 ) -> list[Measurement | str]:
     """Run trials of one number of ranks in turn, so that a slow moment of the machine hits all alike.
 
-    Returns one measurement per trial, or the words of the error that refused it.
+    Args:
+        trials: what to run.
+        ranks: how many processes.
+        transport: backend that joins them.
+        repeats: timed steps of every trial.
+        sizes: bytes that each trial is expected to need on its fullest rank, to know how many can be
+            alive at once.
+        limit_bytes: what one rank may use.
+        memory: whether to measure memory too, which takes processes of its own for every trial.
+        deadline: seconds after which ranks count as hanging.
+
+    Returns:
+        One measurement per trial, or the words of the error that refused it.
     """
     from shardwise.runtime.calibrate.job import measure
 
-    found = measure(
-        f"{__name__}:run_trials", (list(trials), repeats), size=ranks, transport=transport, seconds=deadline
-    )
-    results: list[Measurement | str] = []
-    for parts in zip(*found, strict=True):
+    def job(function: str, arguments: Any) -> list[Any]:
+        return measure(f"{__name__}:{function}", arguments, size=ranks, transport=transport, seconds=deadline)
+
+    sizes_found: list[Any] = [] if memory else [(0, 0) for _ in trials]
+    for trial in trials if memory else ():
+        # A process of its own: memory that earlier trials gave back would count as used.
+        parts = job("run_memory", trial)
         bad = [part for part in parts if isinstance(part, str)]
-        results.append(bad[0] if bad else _together(parts))
+        sizes_found.append(bad[0] if bad else tuple(max(column) for column in zip(*parts, strict=True)))
+    good = [i for i, found in enumerate(sizes_found) if not isinstance(found, str)]
+    results: list[Measurement | str] = list(sizes_found)
+    for group in groups_of([sizes[i] for i in good], limit_bytes):
+        chosen = [good[i] for i in group]
+        found = job("run_times", ([trials[i] for i in chosen], repeats))
+        for i, parts in zip(chosen, zip(*found, strict=True), strict=True):
+            results[i] = _together(parts, sizes_found[i])
     return results
 
 
-def _together(parts: Sequence[Any]) -> Measurement:
-    """Take the slowest rank of every repeat, and the fullest rank."""
-    steps = [max(times) for times in zip(*(part["seconds"] for part in parts), strict=True)]
-    quarters = statistics.quantiles(steps, n=4) if len(steps) > 1 else [steps[0]] * 3
-    return Measurement(
-        statistics.median(steps),
-        (quarters[2] - quarters[0]) / 2,
-        max(part["peak"] for part in parts),
-        max(part["high_water"] for part in parts),
-    )
+def groups_of(sizes: Sequence[int], limit: float) -> list[list[int]]:
+    """Put trials into groups, in order, each of which fits into memory at once."""
+    groups: list[list[int]] = []
+    used = 0.0
+    for i, size in enumerate(sizes):
+        if not groups or used + size > limit:
+            groups.append([])
+            used = 0.0
+        groups[-1].append(i)
+        used += size
+    return groups
 
 
-def run_trials(arguments: Any) -> list[Any]:
-    """Be one rank: prepare all trials, then step through them in turn."""
+def _together(steps: Sequence[Sequence[float]], memory: tuple[int, int]) -> Measurement:
+    """Take the slowest rank of every repeat."""
+    slowest = [max(times) for times in zip(*steps, strict=True)]
+    quarters = statistics.quantiles(slowest, n=4) if len(slowest) > 1 else [slowest[0]] * 3
+    return Measurement(statistics.median(slowest), (quarters[2] - quarters[0]) / 2, *memory)
+
+
+def run_memory(trial: Any) -> tuple[int, int] | str:
+    """Be one rank: return the peak of a step's tensors and buffers, and the process's own peak meanwhile."""
+    from shardwise.plan import PlanError
+    from shardwise.runtime.memory import give_back, measure_high_water, measure_peak
+
+    try:
+        buffers, step = _prepare(trial)
+    except (PlanError, ValueError) as error:
+        # All ranks are refused alike: the plan is checked before anything is sent.
+        return str(error)
+    step()
+    give_back()
+    high = measure_high_water(step)
+    return measure_peak(step).bytes + buffers(), high
+
+
+def run_times(arguments: Any) -> list[list[float]]:
+    """Be one rank: return the seconds of every step of some trials, taken in turn."""
     import torch.distributed as dist
 
-    from shardwise.plan import PlanError
-    from shardwise.runtime.memory import measure_peak
-
     trials, repeats = arguments
-    results: list[Any] = []
-    steps = []
-    for trial in trials:
-        try:
-            steps.append(_prepare(trial))
-            results.append({"seconds": [], "peak": 0, "high_water": 0})
-        except (PlanError, ValueError) as error:
-            # All ranks are refused alike: the plan is checked before anything is sent.
-            steps.append(None)
-            results.append(str(error))
-    for step, result in zip(steps, results, strict=True):
-        if step is not None:
+    steps = [_prepare(trial)[1] for trial in trials]
+    found: list[list[float]] = [[] for _ in trials]
+    for turn in range(repeats + 1):
+        for step, seconds in zip(steps, found, strict=True):
+            if dist.is_initialized():
+                dist.barrier()
+            start = time.perf_counter()
             step()
-            peak = measure_peak(step)
-            result["peak"], result["high_water"] = peak.bytes, peak.high_water_bytes
-    for _ in range(repeats):
-        for step, result in zip(steps, results, strict=True):
-            if step is not None:
-                if dist.is_initialized():
-                    dist.barrier()
-                start = time.perf_counter()
-                step()
-                result["seconds"].append(time.perf_counter() - start)
-    return results
+            # The first step binds and allocates.
+            if turn:
+                seconds.append(time.perf_counter() - start)
+    return found
 
 
-def _prepare(trial: Trial) -> Any:
+def _prepare(trial: Trial) -> tuple[Any, Any]:
+    """Return what counts communication buffers, and a step; every rank makes only the weights it holds."""
     import torch
 
     from shardwise.training.trainer import Trainer
 
     subject = trial.subject
     torch.manual_seed(0)
-    model = build_model(subject.name, device=None).train()
+    model = build_model(subject.name).train()
     x = torch.randn(subject.batch, *subject.shape)
     with torch.no_grad():
-        out = model(x)
+        out = model(x.to("meta"))
     loss, target = loss_for(out.shape)
     y = target()
     trainer = Trainer(model, (x, y), trial.plan, loss=loss, optimizer=sgd)
-    return lambda: trainer.step(x, y)
+    shapes = (tuple(x.shape), tuple(y.shape))
+
+    def buffers() -> int:
+        engine = trainer.engine(shapes)
+        sums = engine.reducer.buffer_bytes if engine.reducer is not None else 0
+        return engine.buffer_bytes + sums
+
+    return buffers, lambda: trainer.step(x, y)
 
 
 def loss_for(shape: Sequence[int]) -> tuple[Any, Any]:

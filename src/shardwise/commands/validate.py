@@ -20,14 +20,15 @@ SIZES = {
     "unet": Subject("unet", (3, 64, 64), 4),
     "cosmoflow": Subject("cosmoflow-32", (4, 32, 32, 32), 4),
 }
+# Two tiles, whatever the number of dimensions: `{tiles}` is 2x1 for images and 2x1x1 for volumes.
 PLANS = (
-    *("data=2", "spatial=2x1", "filter=2", "channel=2", "stages=2 schedule=layer"),
+    *("data=2", "spatial={tiles}", "filter=2", "channel=2", "stages=2 schedule=layer"),
     *("stages=2 schedule=gpipe micro_batches=4", "stages=2 schedule=1f1b micro_batches=4"),
     "stages=2 schedule=gems-mast",
-    *("data=2 filter=2", "data=2 spatial=2x1", "stages=4 schedule=gpipe micro_batches=4"),
+    *("data=2 filter=2", "data=2 spatial={tiles}", "stages=4 schedule=gpipe micro_batches=4"),
     "stages=4 schedule=1f1b micro_batches=4",
-    "stages=2 schedule=gems-master replication=2",
-    "data=2 stages=2 spatial=2x1 schedule=bidirectional micro_batches=2",
+    "stages=4 schedule=gems-master replication=2",
+    "data=2 stages=2 spatial={tiles} schedule=bidirectional micro_batches=2",
 )
 
 
@@ -38,6 +39,7 @@ def command(
     transport: Annotated[str | None, typer.Option(help="mpi4py or gloo; default: the machine's.")] = None,
     repeats: Annotated[int, typer.Option(help="Measured steps of each plan, in turn.")] = 5,
     profile_seconds: Annotated[float, typer.Option(help="Budget for kernels not measured yet.")] = 120.0,
+    memory: Annotated[bool, typer.Option(help="Measure memory, in a fresh process per plan.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Train for real under every plan and report how close the predictions were."""
@@ -48,7 +50,7 @@ def command(
     if transport is not None:
         where = where.with_transport(transport)
     chosen = [text.strip() for text in plans.split(";") if text.strip()] or list(PLANS)
-    rows, refused = rows_of(subjects(models.split(",")), chosen, where, repeats, profile_seconds)
+    rows, refused = rows_of(subjects(models.split(",")), chosen, where, repeats, profile_seconds, memory)
     found: dict[str, Any] = report(rows, refused)
     if as_json:
         print(json.dumps(found))

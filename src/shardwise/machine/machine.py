@@ -32,6 +32,10 @@ class Device:
             kind and direction (`convolution/backward_weight`); kinds without a curve are memory-bound.
         update_bytes_per_second: bytes of parameters that the optimizer updates per second; 0: a sixth of
             the memory bandwidth.
+        overhead_segment_forward_seconds, overhead_segment_backward_seconds: software cost of entering and
+            leaving the computations between two communications.
+        update_overhead_seconds: software cost of updating one parameter.
+        alone_speedup: how much faster a rank computes while the other cores of its node are idle.
         threads: computing threads of one rank.
         host: whether messages are copied by the cores that also compute.
     """
@@ -47,6 +51,10 @@ class Device:
     update_bytes_per_second: float = 0.0
     threads: int = 1
     host: bool = False
+    overhead_segment_forward_seconds: float = 0.0
+    overhead_segment_backward_seconds: float = 0.0
+    update_overhead_seconds: float = 0.0
+    alone_speedup: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "memory_bandwidth"):
@@ -86,6 +94,7 @@ class Machine:
         transport: which tiers count, where several transports were measured; "" takes all.
         input_bytes_per_second: how fast samples reach one node; 0: never a limit.
         nodes: how many there are; 0: any number.
+        crowd: ranks that share a node, where tiers were measured with several numbers of them.
         sources: where each number comes from, by dotted field name; a prefix speaks for all below it.
             A field without an entry is `assumed`.
     """
@@ -97,6 +106,7 @@ class Machine:
     transport: str = ""
     input_bytes_per_second: float = 0.0
     nodes: int = 0
+    crowd: int = 0
     description: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -109,8 +119,13 @@ class Machine:
 
     @property
     def network(self) -> tuple[Tier, ...]:
-        """Return the tiers of the chosen transport."""
-        return tuple(t for t in self.tiers if not self.transport or t.transport in ("", self.transport))
+        """Return the tiers of the chosen transport, as measured with at least so many ranks on a node."""
+        mine = tuple(t for t in self.tiers if not self.transport or t.transport in ("", self.transport))
+        crowds = sorted({tier.crowd for tier in mine})
+        if len(crowds) < 2:
+            return mine
+        chosen = next((crowd for crowd in crowds if crowd >= self.crowd), crowds[-1])
+        return tuple(tier for tier in mine if tier.crowd == chosen)
 
     def tier(self, ranks: Iterable[int]) -> Tier:
         """Return the innermost tier through which all these ranks reach each other."""
@@ -124,6 +139,17 @@ class Machine:
     def with_transport(self, transport: str) -> Machine:
         """Return the machine with the network figures of another transport."""
         return dataclasses.replace(self, transport=transport)
+
+    def with_crowd(self, ranks: int) -> Machine:
+        """Return the machine with the network figures for so many ranks that share a node."""
+        return dataclasses.replace(self, crowd=ranks)
+
+    def busy_seconds(self, ranks: int, seconds: float) -> float:
+        """Return what each of some ranks works in a collective that takes so long for all of them together.
+
+        Where they have to share cores, each of them has a core for only a part of that time.
+        """
+        return seconds * min(1.0, self.node.cores / max(1, ranks)) if self.device.host else seconds
 
     def with_ranks_per_node(self, ranks: int) -> Machine:
         """Return the machine with each node's devices shared out evenly over so many ranks."""

@@ -68,6 +68,8 @@ class Tier:
         links: how many flows leave a node at full speed; more of them share.
         overlap: measured fraction of a transfer that goes on behind computation.
         transport: the backend this was measured with or is meant for.
+        crowd: how many ranks shared the node when this was measured; 0: it is meant for any number. With
+            more ranks than cores a rank that waits must be woken, which takes longer.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Tier:
     contention: Curve | None = None
     overlap: float = 0.0
     transport: str = ""
+    crowd: int = 0
 
     def __post_init__(self) -> None:
         if self.span < 0:

@@ -9,7 +9,8 @@ Every rank has a list of events that it goes through in order:
     LAUNCH    join a collective `key` of `peers` that needs `flight` seconds once all have joined; go on
     WAIT      wait until the collective `key` is done
 
-With more ranks than cores on a node the ranks that work share them evenly; those that wait use none.
+With more ranks than cores on a node the ranks that work share them evenly; those that wait use none. With
+fewer at work than there are cores, each of them may be faster, because caches and memory are shared too.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class _Rank:
 
 
 def simulate(
-    lists: Mapping[int, Sequence[Event]], *, cores: int = 0, ranks_per_node: int = 0
+    lists: Mapping[int, Sequence[Event]], *, cores: int = 0, ranks_per_node: int = 0, alone: float = 1.0
 ) -> tuple[Span, ...]:
     """Run the event lists of all ranks; return what each did when, waiting included as "bubble".
 
@@ -80,11 +81,13 @@ def simulate(
         lists: events by rank.
         cores: cores of a node; 0: every rank has what it needs.
         ranks_per_node: consecutive ranks that share them; 0: all ranks are on one node.
+        alone: how much faster a rank is that works while all other cores of its node are idle.
     """
     simulation = _Simulation(lists)
     per_node = ranks_per_node or max(len(lists), 1)
-    if cores and min(per_node, len(lists)) > cores:
-        simulation.run_shared(cores, per_node)
+    crowd = min(per_node, len(lists))
+    if cores and (crowd > cores or (crowd > 1 and alone > 1.0)):
+        simulation.run_shared(cores, per_node, alone)
     else:
         simulation.run_alone()
     simulation.check_finished()
@@ -113,7 +116,7 @@ class _Simulation:
                 end = ready + event.seconds
                 self._finish(rank, state, event, ready, end)
 
-    def run_shared(self, cores: int, per_node: int) -> None:
+    def run_shared(self, cores: int, per_node: int, alone: float = 1.0) -> None:
         """Let ranks share cores: all that work on a node advance at one common speed."""
         now = 0.0
         left: dict[int, float] = {}
@@ -136,7 +139,7 @@ class _Simulation:
                     left[rank], began[rank] = state.events[state.position].seconds, now
             if not left and not asleep:
                 return
-            speeds = _speeds(left, cores, per_node)
+            speeds = _speeds(left, cores, per_node, alone)
             step = min((now + left[r] / speeds[r] for r in left), default=math.inf)
             step = min(step, asleep[0][0] if asleep else math.inf)
             for rank in left:
@@ -199,8 +202,16 @@ class _Simulation:
         self.runnable += self.blocked.pop(key, [])
 
 
-def _speeds(running: Mapping[int, float], cores: int, per_node: int) -> dict[int, float]:
+def _speeds(running: Mapping[int, float], cores: int, per_node: int, alone: float) -> dict[int, float]:
     crowd: dict[int, int] = {}
     for rank in running:
         crowd[rank // per_node] = crowd.get(rank // per_node, 0) + 1
-    return {rank: min(1.0, cores / crowd[rank // per_node]) for rank in running}
+    speed = {node: _speed(count, cores, alone) for node, count in crowd.items()}
+    return {rank: speed[rank // per_node] for rank in running}
+
+
+def _speed(running: int, cores: int, alone: float) -> float:
+    """Return the speed of each of some ranks at work: 1 where every core has one."""
+    if running >= cores:
+        return cores / running
+    return 1.0 + (alone - 1.0) * (cores - running) / (cores - 1)

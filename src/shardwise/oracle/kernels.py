@@ -11,6 +11,7 @@ from typing import Protocol
 from shardwise.geometry import Box
 from shardwise.graph import Kind, Layer, Source
 from shardwise.machine import Device
+from shardwise.oracle.moves import Move
 from shardwise.program import Compute, Normalise
 
 WEIGHTED = (Kind.CONVOLUTION, Kind.TRANSPOSED, Kind.LINEAR)
@@ -51,7 +52,7 @@ class Task:
         """Return the task of one rank in a lowered operation."""
         return Task(
             op.layer,
-            tuple(read.layout.box(rank) for read in op.reads),
+            tuple(read.stored(rank) for read in op.reads),
             tuple(want.box(rank) for want in op.wants),
             op.makes.layout.box(rank),
             isinstance(op, Normalise),
@@ -103,6 +104,12 @@ class KernelTimes(Protocol):
     def seconds(self, task: Task, direction: Direction) -> Estimate:
         """Return the time of one direction of a task."""
 
+    def moving(self, move: Move) -> Estimate:
+        """Return the time of copies and additions around communications."""
+
+    def room(self, task: Task, direction: Direction) -> float:
+        """Return the bytes that one direction allocates at its fullest moment, results included."""
+
     def fields(self) -> Iterable[str]:
         """Return the machine's fields that the answers so far came from."""
 
@@ -134,6 +141,27 @@ class Roofline:
         side = "forward" if forward else "backward"
         self._used |= {"device.memory_bandwidth", f"device.overhead_{side}_seconds"}
         return Estimate(max(computing, moving) + overhead, flag="roofline")
+
+    def moving(self, move: Move) -> Estimate:
+        """Return how long the memory needs for the bytes."""
+        self._used.add("device.memory_bandwidth")
+        return Estimate(move.nbytes / self.device.memory_bandwidth)
+
+    def room(self, task: Task, direction: Direction) -> float:
+        """Return nothing beyond the results, except where processors reorder what a convolution reads.
+
+        They bring both operands into blocks, compute a result in blocks and copy that out of them.
+        """
+        if not self.device.host or task.layer.kind not in (Kind.CONVOLUTION, Kind.TRANSPOSED):
+            return 0.0
+        operands = task.layer.operands
+        x, w = (b.size * o.spec.itemsize for b, o in zip(task.wants[:2], operands[:2], strict=True))
+        y = task.out.size * task.layer.outputs[0].itemsize
+        if task.wants[1].shape[2:] == (1,) * len(task.wants[1].shape[2:]):
+            return 0.0
+        if direction is Direction.FORWARD:
+            return float(max(x + w + y, 2 * y))
+        return float(max(y + w + x, 2 * x, x + y + x + w, x + 2 * w))
 
     def fields(self) -> tuple[str, ...]:
         """Return the machine's fields that the answers so far came from."""

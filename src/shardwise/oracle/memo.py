@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardwise.graph import Layer
 from shardwise.oracle.kernels import Direction, Estimate, KernelTimes, Task
+from shardwise.oracle.moves import Move
 
 
 class Memo:
@@ -24,6 +25,17 @@ class Memo:
             self._layers[id(layer)] = layer
             found = self._known[key] = self.kernels.seconds(task, direction)
         return found
+
+    def moving(self, move: Move) -> Estimate:
+        """Return the time of copies and additions around communications."""
+        found = self._known.get((move.key,))
+        if found is None:
+            found = self._known[move.key,] = self.kernels.moving(move)
+        return found
+
+    def room(self, task: Task, direction: Direction) -> float:
+        """Return the bytes that one direction allocates at its fullest moment."""
+        return self.kernels.room(task, direction)
 
     def fields(self) -> tuple[str, ...]:
         """Return the machine's fields that the answers so far came from."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardwise.graph import Source
+from shardwise.oracle.kernels import Direction, KernelTimes, Task
 from shardwise.program import Compute, Held, Normalise, Op, Regrid, StageProgram
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "messages", "buffers", "baseline")
@@ -38,10 +39,13 @@ class Footprint:
     trained: Mapping[str, int] = field(default_factory=dict)
 
 
-def footprint(program: StageProgram, rank: int) -> Footprint:
-    """Return what one micro-batch of a stage needs on one rank of its group."""
+def footprint(program: StageProgram, rank: int, kernels: KernelTimes | None = None) -> Footprint:
+    """Return what one micro-batch of a stage needs on one rank of its group.
+
+    `kernels` know what room computations take beyond their results.
+    """
     weights, trained, stored = _stored(program, rank)
-    walk = _Walk(program, rank)
+    walk = _Walk(program, rank, kernels)
     walk.forward()
     ahead = walk.activations_at_peak
     peaks = []
@@ -122,8 +126,9 @@ def _stored(program: StageProgram, rank: int) -> tuple[int, dict[str, int], int]
 class _Walk:
     """Go through a stage forwards and backwards and note the fullest moment."""
 
-    def __init__(self, program: StageProgram, rank: int) -> None:
+    def __init__(self, program: StageProgram, rank: int, kernels: KernelTimes | None = None) -> None:
         self.program, self.rank = program, rank
+        self.room = [_room(op, rank, kernels) for op in program.ops]
         self.kept = self.activations_at_peak = self.gradients_at_peak = 0
         self.added: list[int] = []
         self.saved: set[str] = set()
@@ -141,9 +146,14 @@ class _Walk:
         moment = sum(alive.values())
         for i, op in enumerate(program.ops):
             view = isinstance(op, Compute) and op.layer.alias
+            self._note(int(self.kept + moment + self.room[i][0]), 0)
             alive[op.makes.slot] = 0 if view else _bytes(op.makes, rank)
             moment += alive[op.makes.slot]
             amount, taken = _saves(op, rank, saved)
+            if isinstance(op, Regrid) and op.source.slot in saved and _widens(op, rank):
+                # The widened tensor holds all that the tile held: what was saved of that moves there.
+                amount, taken = _bytes(op.makes, rank) - _bytes(op.source, rank), [op.makes.slot]
+                saved.add(op.makes.slot)
             # What autograd keeps is no longer counted as alive for a moment.
             moment -= sum(alive.pop(slot, 0) for slot in taken)
             self.kept += amount
@@ -158,7 +168,9 @@ class _Walk:
         moment = sum(flowing.values())
         stored = sum(trainable.values()) if there else 0
         waiting = {} if there else dict(trainable)
-        for op, amount in zip(reversed(self.program.ops), reversed(self.added), strict=True):
+        for i, op in reversed(list(enumerate(self.program.ops))):
+            amount = self.added[i]
+            self._note(int(remaining + moment + self.room[i][1]), stored)
             for held in (op.makes, *_values(op)):
                 if held.grad and held.slot not in flowing:
                     flowing[held.slot] = _bytes(held, rank)
@@ -168,6 +180,21 @@ class _Walk:
             self._note(remaining + moment, stored)
             moment -= flowing.pop(op.makes.slot, 0)
             remaining -= amount
+
+
+def _room(op: Op, rank: int, kernels: KernelTimes | None) -> tuple[float, float]:
+    """Return what an operation allocates at its fullest moment, forwards and backwards."""
+    if kernels is None or isinstance(op, Regrid):
+        return 0.0, 0.0
+    task = Task.of(op, rank)
+    if task.out.empty:
+        return 0.0, 0.0
+    back = kernels.room(task, Direction.BACKWARD_INPUT) if op.makes.grad else 0.0
+    return kernels.room(task, Direction.FORWARD), back
+
+
+def _widens(op: Regrid, rank: int) -> bool:
+    return not op.source.layout.partial and op.makes.stored(rank).contains(op.source.layout.box(rank))
 
 
 def _dying(program: StageProgram) -> Mapping[int, list[str]]:
@@ -193,7 +220,7 @@ def _values(op: Op) -> tuple[Held, ...]:
 
 
 def _bytes(held: Held, rank: int) -> int:
-    return held.layout.box(rank).size * held.spec.itemsize
+    return held.stored(rank).size * held.spec.itemsize
 
 
 def _saves(op: Op, rank: int, saved: set[str]) -> tuple[int, list[str]]:

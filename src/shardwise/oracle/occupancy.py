@@ -26,7 +26,7 @@ def step_memory(
     held = walk.footprints(position)
     trained = {n: size for f in held.values() for n, size in f.trained.items()}
     fullest = _Alive(walk, position).fullest()
-    travelling = sum(bucket.nbytes for bucket in walk.buckets[position])
+    travelling = sum(bucket.gathered_bytes for bucket in walk.buckets[position])
     return {
         "weights": float(sum(f.weights for f in held.values())),
         "gradients": float(fullest[1]),

@@ -52,7 +52,7 @@ class Oracle:
         self._graphs: dict[int, Graph] = {graph.batch: graph}
         self._steps: OrderedDict[tuple[Plan, int], Lowered] = OrderedDict()
         self._programs: dict[tuple[object, ...], StageProgram] = {}
-        self._prices: dict[tuple[object, ...], StagePrice] = {}
+        self._crowds: dict[int, tuple[Machine, dict[tuple[object, ...], StagePrice]]] = {}
         self._sizes: dict[tuple[int, int], Footprint] = {}
 
     def at(self, batch: int) -> Graph:
@@ -101,7 +101,9 @@ class Oracle:
             return known[key]
 
         count = replicas if replicas is not None else self.simulated_replicas(plan)
-        return Walk(step, self.machine, self.kernels, count, stage_of, self._prices, self._sizes)
+        crowd = min(self.ranks_per_node(plan.ranks), plan.ranks)
+        machine, prices = self._crowds.setdefault(crowd, (self.machine.with_crowd(crowd), {}))
+        return Walk(step, machine, self.kernels, count, stage_of, prices, self._sizes)
 
     def ranks_per_node(self, ranks: int) -> int:
         """Return how many ranks share a node's cores."""
@@ -143,7 +145,8 @@ class Oracle:
 
     def _simulate(self, lists: dict[int, list[Event]], plan: Plan) -> tuple[Span, ...]:
         cores = self.machine.node.cores if self.machine.device.host else 0
-        return simulate(lists, cores=cores, ranks_per_node=self.ranks_per_node(plan.ranks))
+        alone = self.machine.device.alone_speedup
+        return simulate(lists, cores=cores, ranks_per_node=self.ranks_per_node(plan.ranks), alone=alone)
 
     def predict(self, plan: Plan | str, batch: int | None = None) -> Prediction:
         """Predict time, memory and bottleneck of one step."""

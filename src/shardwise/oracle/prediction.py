@@ -67,7 +67,14 @@ class Prediction:
         This is what an allocator's peak over one step shows: activations, gradients and messages, without
         weights, optimizer state and the buffers that are made once.
         """
-        names = ("activations", "gradients", "messages")
+        return self._most("activations", "gradients", "messages")
+
+    @property
+    def working_bytes(self) -> int:
+        """Return what a step needs together with the buffers for communication that stay between steps."""
+        return self._most("activations", "gradients", "messages", "buffers")
+
+    def _most(self, *names: str) -> int:
         return int(max((sum(m.get(n, 0.0) for n in names) for m in self.peak_bytes_by_category), default=0.0))
 
     @property

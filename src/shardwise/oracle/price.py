@@ -12,6 +12,7 @@ from shardwise.geometry import Message
 from shardwise.machine import Machine, Tier
 from shardwise.oracle.events import Event, Kind
 from shardwise.oracle.kernels import WEIGHTED, Direction, KernelTimes, Task
+from shardwise.oracle.moves import Move, is_sum, joins, move_of, sum_of
 from shardwise.oracle.segments import Events, Segment, cut_backward, last_uses, merged
 from shardwise.program import Compute, Normalise, Op, Regrid, StageProgram
 
@@ -67,7 +68,7 @@ def price_stage(
     world = tuple(ranks) if ranks is not None else tuple(range(program.width))
     price = StagePrice(program.width, world)
     groups = tuple(map(tuple, replicas)) or (world,)
-    pricer = _Pricer(machine, kernels, world, groups, price, together)
+    pricer = _Pricer(program, machine, kernels, world, groups, price, together)
     ready = last_uses(program.ops)
     for position in range(program.width):
         pairs = [pricer.op(op, position, index) for index, op in enumerate(program.ops)]
@@ -78,7 +79,8 @@ def price_stage(
         )
         price.ahead.append(merged(price.forward[-1]))
         weights = [pricer.weight_seconds.get((index, position), 0.0) for index in range(len(pairs))]
-        price.segments.append(cut_backward(program.ops, [back for _, back in pairs], weights, ready))
+        later = [pricer.later_seconds.get((index, position), 0.0) for index in range(len(pairs))]
+        price.segments.append(cut_backward(program.ops, [b for _, b in pairs], weights, later, ready))
     price.variance /= max(1, program.width)
     price.fields.update(kernels.fields())
     return price
@@ -91,6 +93,7 @@ def _sum(events: Events) -> float:
 class _Pricer:
     def __init__(
         self,
+        program: StageProgram,
         machine: Machine,
         kernels: KernelTimes,
         ranks: tuple[int, ...],
@@ -98,6 +101,9 @@ class _Pricer:
         price: StagePrice,
         together: bool,
     ) -> None:
+        self.program = program
+        self.again = joins(program.ops, {held.slot for held in program.departures.values()})
+        self.later_seconds: dict[tuple[int, int], float] = {}
         self.machine, self.kernels, self.ranks, self.price = machine, kernels, ranks, price
         self.replicas, self.together = replicas, together
         self.weight_seconds: dict[tuple[int, int], float] = {}
@@ -121,12 +127,45 @@ class _Pricer:
 
     def _compute(self, op: Compute, rank: int, index: int) -> tuple[Events, Events]:
         task, name = Task.of(op, rank), op.layer.name
-        there = Event(Kind.WORK, self._kernel(task, Direction.FORWARD), FORWARD, name)
+        ahead, back = self._entering(index)
+        there = Event(Kind.WORK, ahead + self._kernel(task, Direction.FORWARD), FORWARD, name)
         if not op.makes.grad:
             return (there,), ()
         value, weight = self._backward_seconds(op, task)
         self.weight_seconds[index, rank] = weight
-        return (there,), (Event(Kind.WORK, value + weight, BACKWARD, name),)
+        self.later_seconds[index, rank] = self._adding(op, rank)
+        back += value + weight + self._joining(op, rank, index)
+        return (there,), (Event(Kind.WORK, back, BACKWARD, name),)
+
+    def _entering(self, index: int) -> tuple[float, float]:
+        """Return the costs of entering and leaving the run of computations that begins here, if one does."""
+        before = self.program.ops[index - 1] if index else None
+        if isinstance(before, Compute):
+            return 0.0, 0.0
+        device = self.machine.device
+        return device.overhead_segment_forward_seconds, device.overhead_segment_backward_seconds
+
+    def _joining(self, op: Compute | Normalise, rank: int, index: int) -> float:
+        """Return the seconds for adding gradients of values that something else reads too."""
+        spec = op.makes.spec
+        shapes = [op.reads[i].stored(rank).shape for i in self.again[index]]
+        return sum(self._moving(sum_of(shape, spec.dtype, spec.itemsize)) for shape in shapes)
+
+    def _adding(self, op: Compute | Normalise, rank: int) -> float:
+        """Return the seconds for adding to the gradients of weights that are there already."""
+        spec = op.makes.spec
+        names = [o.source for o, r in zip(op.layer.operands, op.reads, strict=True) if r.grad]
+        boxes = [self.program.parameters[n].box(rank) for n in names if n in self.program.parameters]
+        return sum(self._moving(sum_of(box.shape, spec.dtype, spec.itemsize)) for box in boxes)
+
+    def _moving(self, move: Move) -> float:
+        if not move.nbytes:
+            return 0.0
+        estimate = self.kernels.moving(move)
+        self.price.variance += estimate.spread**2
+        if estimate.flag:
+            self.price.flags.add(estimate.flag)
+        return estimate.seconds
 
     def _backward_seconds(self, op: Compute | Normalise, task: Task) -> tuple[float, float]:
         """Return the seconds for the input's and the weights' gradient, where anybody wants them."""
@@ -157,7 +196,8 @@ class _Pricer:
         first = _reduced(forward, FORWARD, there, name, place, peers)
         if not op.makes.grad:
             return first, ()
-        backward = sum(self._backward_seconds(op, task))
+        self.later_seconds[index, rank] = self._adding(op, rank)
+        backward = sum(self._backward_seconds(op, task)) + self._joining(op, rank, index)
         return first, _reduced(backward, BACKWARD, back, name, place, peers)
 
     def _sharing(self, own: int) -> tuple[int, ...]:
@@ -177,21 +217,21 @@ class _Pricer:
             return 0.0
         tier = self.machine.tier(ranks)
         self._use(tier)
-        return tier.collective_seconds("all_reduce", len(ranks), nbytes)
+        seconds = tier.collective_seconds("all_reduce", len(ranks), nbytes)
+        return self.machine.busy_seconds(len(ranks), seconds)
 
     def _regrid(self, op: Regrid, rank: int, index: int) -> tuple[Events, Events]:
         itemsize, name = op.makes.spec.itemsize, op.why or op.makes.value
-        src, dst = op.source.layout, op.makes.layout
-        everywhere = src.ranks == dst.ranks and src.partial and dst.is_whole
-        if everywhere and src.as_partial(False).is_whole:
+        if is_sum(op):
             # The runtime carries this regular case out as one collective on a copy.
-            nbytes = op.makes.spec.nbytes
-            there = back = self._all_reduce(self.ranks, nbytes) + self._copy(2 * nbytes)
-            peers = self.ranks
+            peers, seconds = self.ranks, self._all_reduce(self.ranks, op.makes.spec.nbytes)
         else:
             peers, seconds = self._exchange(op.messages, rank, itemsize)
-            there = seconds + self._copy(2 * dst.box(rank).size * itemsize)
-            back = seconds + self._copy(2 * src.box(rank).size * itemsize)
+        there = seconds + self._moving(move_of(op, rank))
+        back = seconds + self._moving(move_of(op, rank, back=True))
+        if self.again[index]:
+            spec = op.source.spec
+            back += self._moving(sum_of(op.source.stored(rank).shape, spec.dtype, spec.itemsize))
         forward = Event(Kind.MEET, there, HALO, name, (FORWARD, index), peers)
         backward = Event(Kind.MEET, back, HALO, name, (BACKWARD, index), peers)
         return (forward,), (backward,) if op.makes.grad else ()
@@ -214,12 +254,7 @@ class _Pricer:
             both = out > 0 and arriving > 0
             larger = max(out, arriving)
             seconds += tier.exchange_seconds(larger) if both else tier.message_seconds(larger)
-            seconds += self._copy(2 * (out + arriving))
         return tuple(self.ranks[peer] for peer in traffic), seconds
-
-    def _copy(self, nbytes: float) -> float:
-        self.price.fields.add("device.memory_bandwidth")
-        return nbytes / self.machine.device.memory_bandwidth
 
     def _use(self, tier: Tier) -> None:
         self.price.fields |= tier_fields(tier)

@@ -7,16 +7,19 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shardwise.geometry.access import reach
 from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes, Task
+from shardwise.oracle.moves import Move
 
 INTERPOLATED = "interpolated"
-_VERSION = 1
+_VERSION = 2
+# Copies have one direction only.
+_ONCE = Direction.FORWARD.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Measured:
     spread: Mapping[str, float]
     flops: Mapping[str, float]
     nbytes: Mapping[str, float]
+    room: Mapping[str, float] = field(default_factory=dict)
 
 
 def key_of(task: Task) -> str:
@@ -82,18 +86,16 @@ class Profile:
         self.entries[key] = measured
         self._by_op.setdefault(measured.op, []).append(measured)
 
-    def missing(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return the distinct tasks that were not measured, largest first."""
-        found = {key_of(task): task for task in tasks if not task.out.empty}
-        absent = [task for key, task in found.items() if key not in self.entries and key not in self.refused]
-        return sorted(absent, key=lambda t: -_cost(t, Direction.FORWARD))
+    def knows(self, key: str) -> bool:
+        """Tell whether a computation was measured, or cannot be."""
+        return key in self.entries or key in self.refused
 
     def seconds(self, task: Task, direction: Direction) -> Estimate:
         """Return the measured time, else a scaled one, else the fallback's; the flag says which."""
         if task.out.empty:
             return Estimate(0.0)
         entry = self.entries.get(key_of(task))
-        if entry is not None:
+        if entry is not None and direction in entry.seconds:
             return Estimate(entry.seconds.get(direction, 0.0), entry.spread.get(direction, 0.0))
         near = self._nearest(task, direction)
         if near is None:
@@ -101,6 +103,25 @@ class Profile:
         ratio = _cost(task, direction) / _measured_cost(near, task, direction)
         seconds = near.seconds[direction] * ratio
         return Estimate(seconds, near.spread.get(direction, 0.0) * ratio + 0.1 * seconds, INTERPOLATED)
+
+    def moving(self, move: Move) -> Estimate:
+        """Return the measured time of copies and additions, else one scaled by bytes."""
+        entry = self.entries.get(move.key)
+        if entry is not None:
+            return Estimate(entry.seconds[_ONCE], entry.spread[_ONCE])
+        known = [m for m in self._by_op.get(move.kind, ()) if m.seconds[_ONCE] > 0]
+        if not known or not move.nbytes:
+            return self.fallback.moving(move)
+        near = min(known, key=lambda m: abs(math.log(m.nbytes[_ONCE] / move.nbytes)))
+        seconds = near.seconds[_ONCE] * move.nbytes / near.nbytes[_ONCE]
+        return Estimate(seconds, 0.1 * seconds, INTERPOLATED)
+
+    def room(self, task: Task, direction: Direction) -> float:
+        """Return what was allocated when it was measured, else what the fallback says."""
+        entry = self.entries.get(key_of(task))
+        if entry is not None and direction in entry.room:
+            return entry.room[direction]
+        return self.fallback.room(task, direction)
 
     def _nearest(self, task: Task, direction: Direction) -> Measured | None:
         wanted = _cost(task, direction)
@@ -120,7 +141,7 @@ class Profile:
     def save(self, path: Path) -> None:
         """Write all measurements, in one move so that no reader sees half a file."""
         entries = {
-            key: [m.op, dict(m.seconds), dict(m.spread), dict(m.flops), dict(m.nbytes)]
+            key: [m.op, dict(m.seconds), dict(m.spread), dict(m.flops), dict(m.nbytes), dict(m.room)]
             for key, m in self.entries.items()
         }
         content = {"version": _VERSION, "device": self.device, "threads": self.threads, "entries": entries}
@@ -143,11 +164,21 @@ class Profile:
         return profile
 
 
-def measured(task: Task, seconds: Mapping[str, float], spread: Mapping[str, float]) -> Measured:
+def measured(
+    task: Task,
+    seconds: Mapping[str, float],
+    spread: Mapping[str, float],
+    room: Mapping[str, float] | None = None,
+) -> Measured:
     """Put the times of a task together with its sizes, for later scaling."""
     flops = {d.value: task.flops(d) for d in Direction}
     nbytes = {d.value: float(task.nbytes(d)) for d in Direction}
-    return Measured(_op(task), seconds, spread, flops, nbytes)
+    return Measured(_op(task), seconds, spread, flops, nbytes, room or {})
+
+
+def moved(move: Move, seconds: float, spread: float) -> Measured:
+    """Put the time of copies together with their bytes, for later scaling."""
+    return Measured(move.kind, {_ONCE: seconds}, {_ONCE: spread}, {_ONCE: 0.0}, {_ONCE: move.nbytes})
 
 
 def cache_folder() -> Path:

@@ -12,8 +12,9 @@ from shardwise.plan import Mesh
 from shardwise.program import Regrid, StageProgram
 
 REDUCTION = "reduction"
-# The reducer gathers so much before it starts a sum.
+# The reducer gathers so much before it starts a sum; a gradient of this size is summed where it is.
 BUCKET_BYTES = 25 << 20
+SINGLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,11 @@ class Bucket:
     nbytes: float
     positions: tuple[int, ...]
     number: int
+
+    @property
+    def gathered_bytes(self) -> float:
+        """Return the bytes of the flat copy, which a single gradient does without."""
+        return self.nbytes if len(self.names) > 1 else 0.0
 
 
 def buckets_of(programs: list[StageProgram], mesh: Mesh) -> list[list[Bucket]]:
@@ -44,7 +50,7 @@ def buckets_of(programs: list[StageProgram], mesh: Mesh) -> list[list[Bucket]]:
                     if held.grad and operand.source in program.parameters:
                         sizes[operand.source] = operand.spec.itemsize
     holders: dict[tuple[str, object], set[int]] = {}
-    mine: list[dict[str, object]] = [{} for _ in range(mesh.positions)]
+    mine: list[dict[str, tuple[int, object]]] = [{} for _ in range(mesh.positions)]
     for stage in reversed(range(mesh.stages)):
         for direction in mesh.directions:
             for member, position in enumerate(mesh.member_positions(stage, direction)):
@@ -52,34 +58,45 @@ def buckets_of(programs: list[StageProgram], mesh: Mesh) -> list[list[Bucket]]:
                     if name in sizes:
                         box = programs[stage].parameters[name].box(member)
                         holders.setdefault((name, box), set()).add(position)
-                        mine[position].setdefault(name, box)
+                        mine[position].setdefault(name, (stage, box))
     kept: dict[tuple[str, object], tuple[int, ...]] = {k: tuple(sorted(v)) for k, v in holders.items()}
     return [_fill(boxes, kept, sizes, mesh.data) for boxes in mine]
 
 
 def _fill(
-    boxes: dict[str, object],
+    boxes: dict[str, tuple[int, object]],
     holders: dict[tuple[str, object], tuple[int, ...]],
     sizes: dict[str, int],
     replicas: int,
 ) -> list[Bucket]:
     filling: dict[tuple[int, ...], tuple[list[str], int]] = {}
     closed: Counter[tuple[int, ...]] = Counter()
-    result = []
-    for name, box in boxes.items():
+    result: list[Bucket] = []
+
+    def close(positions: tuple[int, ...], names: list[str], total: int) -> None:
+        result.append(Bucket(frozenset(names), total, positions, closed[positions]))
+        closed[positions] += 1
+
+    current = -1
+    for name, (stage, box) in boxes.items():
+        if stage != current:
+            # The gradients of one stage never wait for those of another.
+            for positions, rest in filling.items():
+                close(positions, *rest)
+            filling, current = {}, stage
         positions = holders[name, box]
         nbytes = getattr(box, "size", 0) * sizes[name]
         if len(positions) * replicas < 2 or not nbytes:
             continue
+        if nbytes >= SINGLE_BYTES:
+            close(positions, [name], nbytes)
+            continue
         names, total = filling.pop(positions, ([], 0))
-        names, total = [*names, name], total + nbytes
-        if total >= BUCKET_BYTES:
-            result.append(Bucket(frozenset(names), total, positions, closed[positions]))
-            closed[positions] += 1
-        else:
-            filling[positions] = (names, total)
-    for positions, (names, total) in filling.items():
-        result.append(Bucket(frozenset(names), total, positions, closed[positions]))
+        filling[positions] = ([*names, name], total + nbytes)
+        if total + nbytes >= BUCKET_BYTES:
+            close(positions, *filling.pop(positions))
+    for positions, rest in filling.items():
+        close(positions, *rest)
     return result
 
 
@@ -93,7 +110,7 @@ def reduce_seconds(bucket: Bucket, mesh: Mesh, machine: Machine, flows: int) -> 
     """Return how long a sum takes when `flows` of them leave a node at once."""
     count = len(bucket.positions) * mesh.data
     tier = tier_of(bucket, mesh, machine)
-    return tier.collective_seconds("all_reduce", count, bucket.nbytes, flows)
+    return machine.busy_seconds(count, tier.collective_seconds("all_reduce", count, bucket.nbytes, flows))
 
 
 def launch_and_wait(
@@ -103,7 +120,7 @@ def launch_and_wait(
     tier = tier_of(bucket, mesh, machine)
     fields |= tier_fields(tier)
     seconds = reduce_seconds(bucket, mesh, machine, flows)
-    copy = 2 * bucket.nbytes / machine.device.memory_bandwidth
+    copy = 2 * bucket.gathered_bytes / machine.device.memory_bandwidth
     peers = tuple(mesh.world_rank(r, p) for r in range(replicas) for p in bucket.positions)
     key = (REDUCTION, bucket.number, bucket.positions)
     launch = Event(Kind.LAUNCH, copy, REDUCTION, "gradients", key, peers, flight=seconds * tier.overlap)

@@ -16,12 +16,14 @@ class Segment:
     """The backward events of one rank up to the next communication.
 
     `ready` are the parameters whose gradients are complete behind it; `weight_seconds` is the part of its
-    work that only makes gradients of weights, which some schedules put off.
+    work that only makes gradients of weights, which some schedules put off; `later_seconds` come on top
+    where gradients of weights are there already and are added to.
     """
 
     events: Events
     ready: tuple[str, ...]
     weight_seconds: float
+    later_seconds: float = 0.0
 
 
 def merged(events: Sequence[Event]) -> list[Event]:
@@ -49,7 +51,11 @@ def last_uses(ops: Sequence[Op]) -> dict[int, tuple[str, ...]]:
 
 
 def cut_backward(
-    ops: Sequence[Op], backs: Sequence[Events], weights: Sequence[float], ready: dict[int, tuple[str, ...]]
+    ops: Sequence[Op],
+    backs: Sequence[Events],
+    weights: Sequence[float],
+    later: Sequence[float],
+    ready: dict[int, tuple[str, ...]],
 ) -> list[Segment]:
     """Cut a backward pass where the runtime does: a run of computations is differentiated in one go."""
     result: list[Segment] = []
@@ -62,6 +68,7 @@ def cut_backward(
         run = range(index, first - 1, -1)
         events = merged([event for i in run for event in backs[i]])
         names = tuple(name for i in run for name in ready.get(i, ()))
-        result.append(Segment(tuple(events), names, sum(weights[i] for i in run)))
+        sums = sum(weights[i] for i in run), sum(later[i] for i in run)
+        result.append(Segment(tuple(events), names, *sums))
         index = first - 1
     return result

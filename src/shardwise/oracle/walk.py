@@ -55,7 +55,10 @@ class Walk:
         programs = [self.stage_of(s, 0, 0) for s in range(self.mesh.stages)]
         self.buckets: list[list[Bucket]] = buckets_of(programs, self.mesh)
         sets = {bucket.positions for buckets in self.buckets for bucket in buckets}
-        self.flows = min(self.machine.node.devices, max(1, len(sets)))
+        node, device = self.machine.node, self.machine.device
+        # Where ranks share cores, messages at once share them too: the simulation sees that by itself.
+        crowded = device.host and self.mesh.size > node.cores
+        self.flows = 1 if crowded else min(node.devices, max(1, len(sets)))
         self.crossings: dict[tuple[object, ...], tuple[Crossing, ...]] = {}
         self.edge_index = {edge: i for i, edge in enumerate(self.lowered.program.edges)}
 
@@ -115,6 +118,7 @@ class Walk:
         pending = list(enumerate(self.buckets[position]))
         missing = [set(bucket.names) for bucket in self.buckets[position]]
         started: set[int] = set()
+        summed: set[int] = set()
         yield from self._input(replica, roles)
         for i, action in enumerate(actions):
             if action.act in (Act.RECEIVE, Act.RECEIVE_GRAD, Act.SEND, Act.SEND_GRAD):
@@ -125,14 +129,19 @@ class Walk:
             elif action.act in (Act.BACKWARD, Act.BACKWARD_WEIGHT):
                 final = last.get(action.stage) == i
                 member = roles[action.stage, action.direction]
+                adds = action.stage in summed and action.act is ends
                 for segment in self._price(action, replica).segments[member]:
                     yield from self._backward(segment, action, replica)
+                    if adds and segment.later_seconds:
+                        yield Event(Kind.WORK, segment.later_seconds, "backward", "adding gradients")
                     if final:
                         for number, bucket in pending:
                             missing[number].difference_update(segment.ready)
                             if not missing[number] and number not in started:
                                 started.add(number)
                                 yield self._sum(bucket)[0]
+                if action.act is ends:
+                    summed.add(action.stage)
             elif action.act is Act.STEP:
                 for number, bucket in pending:
                     if number not in started:
@@ -205,14 +214,16 @@ class Walk:
         machine = self.machine
         rate = machine.device.update_bytes_per_second or machine.device.memory_bandwidth / 6
         self.fields.add("device.update_bytes_per_second")
-        yield Event(Kind.WORK, self.trained_bytes(position) / rate, UPDATE, "optimizer")
+        count = len({n for f in self.footprints(position).values() for n in f.trained})
+        seconds = self.trained_bytes(position) / rate + count * machine.device.update_overhead_seconds
+        yield Event(Kind.WORK, seconds, UPDATE, "optimizer")
         size = self.mesh.size
         if size > 1:
             tier = machine.tier((0, size - 1))
             peers = tuple(
                 self.mesh.world_rank(r, p) for r in range(self.replicas) for p in range(self.mesh.positions)
             )
-            seconds = tier.collective_seconds("all_reduce", size, 8)
+            seconds = machine.busy_seconds(size, tier.collective_seconds("all_reduce", size, 8))
             yield Event(Kind.MEET, seconds, REDUCTION, "loss", ("loss",), peers)
 
     def footprints(self, position: int, m: int = 0) -> dict[int, Footprint]:
@@ -222,7 +233,7 @@ class Walk:
             program = self.stage_of(role.stage, 0, m)
             key = (id(program), role.member)
             if key not in self.sizes:
-                self.sizes[key] = footprint(program, role.member)
+                self.sizes[key] = footprint(program, role.member, self.kernels)
             result[role.stage] = self.sizes[key]
         return result
 

@@ -7,9 +7,13 @@ does not depend on what other libraries or the operating system do.
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
+import gc
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,6 +76,30 @@ def measure_peak(work: Callable[[], Any], device: torch.device | None = None) ->
     watch.start()
     work()
     return watch.stop()
+
+
+def measure_high_water(work: Callable[[], Any]) -> int:
+    """Run `work` and return the most resident memory that this process had meanwhile.
+
+    Where the system cannot forget an earlier maximum, it is the largest so far.
+    """
+    forget, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+    if not forget.exists() or not status.exists():
+        work()
+        return high_water_bytes()
+    forget.write_text("5")
+    work()
+    lines = [line.split() for line in status.read_text().splitlines()]
+    return next((int(line[1]) * 1024 for line in lines if line[0] == "VmHWM:"), high_water_bytes())
+
+
+def give_back() -> None:
+    """Return memory that nothing uses to the system, where the allocator can."""
+    gc.collect()
+    name = ctypes.util.find_library("c")
+    trim = getattr(ctypes.CDLL(name), "malloc_trim", None) if name else None
+    if trim is not None:
+        trim(0)
 
 
 def high_water_bytes() -> int:

@@ -160,6 +160,11 @@ class Reducer:
         line.buckets.append(_Bucket(names, parameters))
         self.of.update(dict.fromkeys(names, (line, line.buckets[-1])))
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Return the bytes of what gradients are gathered in."""
+        return sum(bucket.flat.nbytes for bucket in self.buckets)
+
     def ready(self, name: str) -> None:
         """Note that the gradient of a parameter is complete on this rank."""
         if name in self.of:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from shardwise.graph import Graph
 from shardwise.machine import Machine
-from shardwise.oracle.kernels import KernelTimes, Roofline, Task
+from shardwise.oracle.kernels import KernelTimes, Roofline
 from shardwise.oracle.predict import Oracle
 from shardwise.oracle.profile import Profile, cache_path
 from shardwise.plan import Plan
-from shardwise.program import Regrid
+from shardwise.program import StageProgram
 from shardwise.runtime.calibrate.device import device_name
 from shardwise.runtime.calibrate.kernels import profile_kernels
 
@@ -27,11 +27,10 @@ def load_profile(machine: Machine) -> Profile:
     return Profile.load(path, device.name, device.threads, Roofline(device))
 
 
-def tasks_of(graph: Graph, machine: Machine, plans: Iterable[Plan], batch: int) -> list[Task]:
-    """Return every computation of some plans, once per stage, rank and size of micro-batch."""
+def stages_of(graph: Graph, machine: Machine, plans: Iterable[Plan], batch: int) -> list[StageProgram]:
+    """Return every lowered stage of some plans, once per size of micro-batch."""
     oracle = Oracle(graph, machine)
-    found: list[Task] = []
-    seen: set[int] = set()
+    found: dict[int, StageProgram] = {}
     for plan in plans:
         step = oracle.lowered(plan, batch)
         sizes: dict[tuple[int, int], int] = {}
@@ -41,13 +40,8 @@ def tasks_of(graph: Graph, machine: Machine, plans: Iterable[Plan], batch: int) 
                 sizes.setdefault((stage, hi - lo), m)
         for (stage, _), m in sizes.items():
             program = oracle.stage(step, stage, 0, m)
-            if id(program) in seen:
-                continue
-            seen.add(id(program))
-            for op in program.ops:
-                if not isinstance(op, Regrid):
-                    found += [Task.of(op, rank) for rank in range(program.width)]
-    return found
+            found[id(program)] = program
+    return list(found.values())
 
 
 def kernels_for_plans(
@@ -66,8 +60,9 @@ def kernels_for_plans(
         return None
     profile = load_profile(machine)
     if seconds > 0:
-        tasks = tasks_of(graph, machine, plans, batch)
-        if profile.missing(tasks):
-            profile_kernels(profile, tasks, seconds=seconds, ranks=machine.node.devices)
+        known = len(profile.entries)
+        stages = stages_of(graph, machine, plans, batch)
+        profile_kernels(profile, stages, seconds=seconds, ranks=machine.node.devices)
+        if len(profile.entries) > known:
             profile.save(cache_path(machine.device.name, machine.device.threads))
     return profile if profile.entries else None

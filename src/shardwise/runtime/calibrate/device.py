@@ -18,6 +18,7 @@ from torch import Tensor
 from shardwise.machine import Curve, Device
 from shardwise.runtime.calibrate.clock import repeat
 from shardwise.runtime.calibrate.job import measure
+from shardwise.runtime.calibrate.overheads import operator_overheads, segment_overheads, update_overhead
 from shardwise.runtime.doctor import memory_bytes
 from shardwise.runtime.poller import cores
 
@@ -47,6 +48,10 @@ def measure_device(ranks: int, seconds: float) -> Device:
         overhead_backward_seconds=mean["overhead_backward_seconds"],
         efficiency=curves,
         update_bytes_per_second=mean["update_bytes_per_second"],
+        overhead_segment_forward_seconds=mean["overhead_segment_forward_seconds"],
+        overhead_segment_backward_seconds=mean["overhead_segment_backward_seconds"],
+        update_overhead_seconds=mean["update_overhead_seconds"],
+        alone_speedup=max(1.0, found[0]["alone_speedup"]),
         threads=max(1, cores() // ranks),
         host=True,
     )
@@ -75,8 +80,12 @@ def time_device(seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {"baseline_bytes": resident_bytes()}
     found["memory_bandwidth"] = _together(_copy_rate, share)
     found["update_bytes_per_second"] = _together(_update_rate, share)
-    forward, backward = _overheads()
+    forward, backward = operator_overheads()
     found["overhead_forward_seconds"], found["overhead_backward_seconds"] = forward, backward
+    forward, backward = _together(lambda _: segment_overheads(), share)
+    found["overhead_segment_forward_seconds"], found["overhead_segment_backward_seconds"] = forward, backward
+    found["update_overhead_seconds"] = update_overhead()
+    found["alone_speedup"] = _alone_speedup(share)
     for dtype in ("float32", "float64"):
         found[f"peak {dtype}"] = _together(partial(_matrix_rate, dtype), share / 2)
     curves: dict[str, list[tuple[float, float]]] = {}
@@ -127,20 +136,24 @@ def _update_rate(seconds: float) -> float:
     return sum(p.nbytes for p in parameters) / repeat(optimizer.step, seconds)
 
 
-def _overheads() -> tuple[float, float]:
-    """Return the cost of one operator on almost no data, forwards and backwards."""
-    x = torch.ones(8, requires_grad=True)
-    count = 50
+def _alone_speedup(seconds: float) -> float:
+    """Return how much faster rank 0 trains a small block while all others wait for it."""
+    x = torch.rand(4, 64, 56, 56)
+    block = torch.nn.Sequential(
+        torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.BatchNorm2d(64), torch.nn.ReLU(),
+        torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.BatchNorm2d(64), torch.nn.ReLU(),
+    )  # fmt: skip
 
-    def chain() -> Tensor:
-        y = x
-        for _ in range(count):
-            y = torch.relu(y)
-        return y
+    def train(_: float) -> float:
+        return repeat(lambda: block(x).sum().backward(), seconds / 2)
 
-    there = repeat(chain, 0.2) / count
-    both = repeat(lambda: torch.autograd.grad(chain().sum(), x), 0.2) / count
-    return there, max(0.0, both - there)
+    busy = _together(train, seconds)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return 1.0
+    dist.barrier()
+    alone = train(seconds) if dist.get_rank() == 0 else busy
+    dist.barrier()
+    return busy / alone
 
 
 def _matrix_rate(dtype: str, seconds: float) -> float:

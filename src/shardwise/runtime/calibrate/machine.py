@@ -53,10 +53,13 @@ def calibrate(
         device: Device = _watched(
             progress, "computing and memory", share, partial(measure_device, compute, share)
         )
-        each = 0.65 * seconds / len(chosen)
+        # More ranks than cores wait differently, so they are measured apart.
+        crowds = (size, 2 * max(size, cores()))
+        each = 0.65 * seconds / len(chosen) / len(crowds)
         tiers: list[Tier] = [
-            _watched(progress, f"messages over {t}", each, partial(measure_network, t, size, each))
+            _watched(progress, f"messages over {t}, {n} ranks", each, partial(measure_network, t, n, each))
             for t in chosen
+            for n in crowds
         ]
     when = datetime.datetime.now(datetime.UTC).date().isoformat()
     measured = f"measured on {when} with {compute} busy ranks"

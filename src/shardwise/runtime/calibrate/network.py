@@ -47,6 +47,7 @@ def measure_network(transport: str, size: int, seconds: float, sizes: Sequence[i
         contention=Curve(tuple((n, max(1.0, t / alone)) for n, t in pairs)) if len(pairs) > 1 else None,
         overlap=min(r["overlap"] for r in results),
         transport=transport,
+        crowd=size,
     )
 
 

@@ -1,0 +1,144 @@
+"""How right the oracle is: predicted against measured, five networks under all strategies.
+
+    python benchmarks/oracle/accuracy.py                           everything that is not in the folder yet
+    python benchmarks/oracle/accuracy.py --models unet,vgg16       some networks only
+    python benchmarks/oracle/accuracy.py --transport gloo          over another transport
+    python benchmarks/oracle/accuracy.py --unseen                  two networks that were never looked at
+
+Every network is calibrated for, measured and written to the folder on its own, so that a run can be ended
+and taken up again; the table is made of all that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from shardwise.commands.accuracy import accuracy, report, rows_of
+from shardwise.commands.validate import PLANS, SIZES, subjects
+from shardwise.runtime.calibrate import calibrate
+
+HERE = Path(__file__).parent
+UNSEEN = "amoebanetd-6-72@3x64x64/8,unet3d@3x16x16x16/8"
+
+
+def main() -> None:
+    """Measure what is missing, then write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", default=",".join(SIZES))
+    parser.add_argument("--unseen", action="store_true", help="the two networks kept for last")
+    parser.add_argument("--transport", default="mpi4py")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--calibrate-seconds", type=float, default=45.0)
+    parser.add_argument("--profile-seconds", type=float, default=40.0, help="for the kernels of a network")
+    parser.add_argument("--folder", type=Path, default=HERE / "measured")
+    parser.add_argument("--output", type=Path, default=HERE / "result.md")
+    parser.add_argument("--only-table", action="store_true")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if not options.only_table:
+        measure(options)
+    options.output.write_text(table(options.folder))
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Calibrate, and validate every network that is not in the folder."""
+    machine = None
+    for text in (UNSEEN if options.unseen else options.models).split(","):
+        (subject,) = subjects([text])
+        path = options.folder / f"{options.transport}-{subject.name}.json"
+        if path.exists():
+            continue
+        start = time.monotonic()
+        if machine is None:
+            machine = calibrate(None, options.calibrate_seconds, (options.transport,), quiet=True)
+        rows, refused = rows_of([subject], PLANS, machine, options.repeats, options.profile_seconds)
+        found = report(rows, refused) | {
+            "transport": options.transport,
+            "shape": subject.shape,
+            "batch": subject.batch,
+            "unseen": options.unseen,
+            "seconds": time.monotonic() - start,
+        }
+        path.write_text(json.dumps(found, indent=1))
+        mean = found["time_accuracy"]["mean"]
+        print(f"{subject.name}: {100 * mean:.1f} % in {found['seconds']:.0f} s", flush=True)
+
+
+def table(folder: Path) -> str:
+    """Return all results as text."""
+    files = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    lines = ["# Predicted against measured", ""]
+    for transport in sorted({f["transport"] for f in files}, reverse=True):
+        for unseen in (False, True):
+            chosen = [f for f in files if f["transport"] == transport and f["unseen"] == unseen]
+            if chosen:
+                title = f"{transport}, networks not looked at before" if unseen else transport
+                lines += [f"## {title}", "", *_section(chosen)]
+    return "\n".join(lines) + "\n"
+
+
+def _section(files: list[dict[str, Any]]) -> list[str]:
+    rows = [row for file in files for row in file["rows"]]
+    return [*_summary(rows), "", *_rankings(files), "", *_rows(rows), ""]
+
+
+def _summary(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| ranks | strategy | time | worst | noise of the measurement | peak memory, worst | RSS, worst |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
+    groups = sorted({(r["ranks"], r["strategy"]) for r in rows})
+    for ranks, strategy in [*groups, (0, "all, 2 and 4 ranks")]:
+        mine = [r for r in rows if (r["ranks"], r["strategy"]) == (ranks, strategy)]
+        if not ranks:
+            mine = [r for r in rows if r["ranks"] <= 4]
+        times = [_time(r) for r in mine]
+        noise = statistics.fmean(r["measured_spread"] / r["measured_seconds"] for r in mine)
+        peak = min(accuracy(r["predicted_peak_bytes"], r["measured_peak_bytes"]) for r in mine)
+        high = min(accuracy(r["predicted_high_water_bytes"], r["measured_high_water_bytes"]) for r in mine)
+        cells = [statistics.fmean(times), min(times), noise, peak, high]
+        words = " | ".join(f"{100 * cell:.1f} %" for cell in cells)
+        lines.append(f"| {ranks or ''} | {strategy} | {words} |")
+    return lines
+
+
+def _rankings(files: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| network | ranks | chosen by prediction | slower than the best measured |",
+        "|---|---|---|---|",
+    ]
+    for file in files:
+        for row in file["ranking"]:
+            lines.append(
+                f"| {row['model']} | {row['ranks']} | `{row['chosen']}` | {100 * row['slower']:.1f} % |"
+            )
+    return lines
+
+
+def _rows(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| network | plan | predicted ms | measured ms | spread ms | time | peak memory | RSS |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        peak = accuracy(row["predicted_peak_bytes"], row["measured_peak_bytes"])
+        high = accuracy(row["predicted_high_water_bytes"], row["measured_high_water_bytes"])
+        lines.append(
+            f"| {row['model']} | `{row['plan']}` | {1e3 * row['predicted_seconds']:.1f} "
+            f"| {1e3 * row['measured_seconds']:.1f} | {1e3 * row['measured_spread']:.1f} "
+            f"| {100 * _time(row):.1f} % | {100 * peak:.1f} % | {100 * high:.1f} % |"
+        )
+    return lines
+
+
+def _time(row: dict[str, Any]) -> float:
+    return accuracy(row["predicted_seconds"], row["measured_seconds"])
+
+
+if __name__ == "__main__":
+    main()

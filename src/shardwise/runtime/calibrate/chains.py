@@ -1,0 +1,133 @@
+"""What to measure: the operations of a stage in their order, since each finds what the last one left."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shardwise.graph import Call, Source
+from shardwise.oracle.kernels import Task
+from shardwise.oracle.moves import Move, joins, move_of, sum_of
+from shardwise.oracle.profile import Profile, key_of
+from shardwise.program import Compute, Normalise, Op, Regrid, StageProgram
+from shardwise.runtime.rules import bind
+
+# Something before a computation, so that caches are as they are in a step.
+_LEAD = 2
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Operations of one rank of a stage, in order, in a form that can be sent to another process.
+
+    Args:
+        program: the stage; only operations of this chain are in it.
+        rank: position in the group.
+        ops: what is executed and timed.
+        again: for each of them, which of its reads get a second gradient in the whole stage.
+    """
+
+    program: StageProgram
+    rank: int
+    ops: tuple[Op, ...]
+    again: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def whole(program: StageProgram, rank: int) -> Chain:
+        """Return all operations of a rank."""
+        return Chain(program, rank, program.ops, _again(program))
+
+    def keys(self) -> dict[str, Task | Move]:
+        """Return everything that a run of the chain measures."""
+        return _keys_of(self.program, self.rank, self.ops, self.again)
+
+
+def _again(program: StageProgram) -> tuple[tuple[int, ...], ...]:
+    return tuple(joins(program.ops, {held.slot for held in program.departures.values()}))
+
+
+def _keys_of(
+    program: StageProgram, rank: int, ops: Iterable[Op], again: Iterable[tuple[int, ...]]
+) -> dict[str, Task | Move]:
+    """Return the computations, copies and additions of some operations of a rank, by key."""
+    found: dict[str, Task | Move] = {}
+    for op, second in zip(ops, again, strict=True):
+        if isinstance(op, Regrid):
+            moves = [move_of(op, rank)] + ([move_of(op, rank, back=True)] if op.makes.grad else [])
+            if second:
+                spec = op.source.spec
+                moves.append(sum_of(op.source.stored(rank).shape, spec.dtype, spec.itemsize))
+            found |= {move.key: move for move in moves if move.nbytes}
+            continue
+        task = Task.of(op, rank)
+        if not task.out.empty:
+            found[key_of(task)] = task
+        sums = [op.reads[i].stored(rank).shape for i in second]
+        for operand, held in zip(op.layer.operands, op.reads, strict=True):
+            if operand.origin is Source.PARAMETER and held.grad:
+                sums.append(program.parameters[operand.source].box(rank).shape)
+        for shape in sums:
+            move = sum_of(shape, op.makes.spec.dtype, op.makes.spec.itemsize)
+            if move.nbytes:
+                found[move.key] = move
+    return found
+
+
+def chains_of(programs: Iterable[StageProgram], profile: Profile) -> tuple[list[Chain], dict[str, str]]:
+    """Return chains that together measure all that a profile lacks, and why the rest cannot be measured."""
+    result: list[Chain] = []
+    planned: set[str] = set()
+    refused: dict[str, str] = {}
+    for program in programs:
+        again = _again(program)
+        for rank in range(program.width):
+            keys = [
+                _keys_of(program, rank, (op,), (second,))
+                for op, second in zip(program.ops, again, strict=True)
+            ]
+            absent = [
+                i
+                for i, mine in enumerate(keys)
+                if any(not profile.knows(k) and k not in planned for k in mine)
+            ]
+            if not absent:
+                continue
+            window = range(max(0, absent[0] - _LEAD), absent[-1] + 1)
+            chosen: list[tuple[Op, tuple[int, ...]]] = []
+            for i in window:
+                sent, reason = _portable(program.ops[i], rank)
+                if sent is None:
+                    refused |= dict.fromkeys(keys[i], reason)
+                else:
+                    chosen.append((sent, again[i]))
+                planned |= set(keys[i])
+            bare = dataclasses.replace(program, ops=(), frozen=frozenset())
+            ops, seconds = tuple(op for op, _ in chosen), tuple(second for _, second in chosen)
+            result.append(Chain(bare, rank, ops, seconds))
+    return result, refused
+
+
+def _portable(op: Op, rank: int) -> tuple[Op | None, str]:
+    """Return an operation in a form that can be sent to another process, or None and the reason.
+
+    Some of torch's functions cannot be sent; that only matters for operators without an execution rule.
+    """
+    if isinstance(op, Regrid):
+        return op, ""
+    call = op.layer.call
+    if call is not None:
+        call = Call(call.target, call.args, dict(call.kwargs))
+        try:
+            pickle.dumps(call)
+        except (AttributeError, TypeError, pickle.PicklingError):
+            call = None
+    layer = dataclasses.replace(op.layer, attributes=dict(op.layer.attributes), call=call)
+    sent: Compute | Normalise = dataclasses.replace(op, layer=layer)
+    if isinstance(sent, Compute):
+        try:
+            bind(sent, rank)
+        except (ValueError, KeyError) as error:
+            return None, str(error)
+    return sent, ""
