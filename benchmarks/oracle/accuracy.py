@@ -37,7 +37,8 @@ def main() -> None:
     parser.add_argument("--profile-seconds", type=float, default=40.0, help="for the kernels of a network")
     parser.add_argument("--folder", type=Path, default=HERE / "measured")
     parser.add_argument("--output", type=Path, default=HERE / "result.md")
-    parser.add_argument("--only-table", action="store_true")
+    parser.add_argument("--no-memory", action="store_true", help="times only: no fresh process per plan")
+    parser.add_argument("--only-table", action="store_true", help="measure nothing")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if not options.only_table:
@@ -56,7 +57,8 @@ def measure(options: argparse.Namespace) -> None:
         start = time.monotonic()
         if machine is None:
             machine = calibrate(None, options.calibrate_seconds, (options.transport,), quiet=True)
-        rows, refused = rows_of([subject], PLANS, machine, options.repeats, options.profile_seconds)
+        memory = not options.no_memory
+        rows, refused = rows_of([subject], PLANS, machine, options.repeats, options.profile_seconds, memory)
         found = report(rows, refused) | {
             "transport": options.transport,
             "shape": subject.shape,
@@ -99,10 +101,8 @@ def _summary(rows: list[dict[str, Any]]) -> list[str]:
             mine = [r for r in rows if r["ranks"] <= 4]
         times = [_time(r) for r in mine]
         noise = statistics.fmean(r["measured_spread"] / r["measured_seconds"] for r in mine)
-        peak = min(accuracy(r["predicted_peak_bytes"], r["measured_peak_bytes"]) for r in mine)
-        high = min(accuracy(r["predicted_high_water_bytes"], r["measured_high_water_bytes"]) for r in mine)
-        cells = [statistics.fmean(times), min(times), noise, peak, high]
-        words = " | ".join(f"{100 * cell:.1f} %" for cell in cells)
+        cells = [statistics.fmean(times), min(times), noise, _worst(mine, "peak"), _worst(mine, "high_water")]
+        words = " | ".join("" if cell is None else f"{100 * cell:.1f} %" for cell in cells)
         lines.append(f"| {ranks or ''} | {strategy} | {words} |")
     return lines
 
@@ -126,14 +126,20 @@ def _rows(rows: list[dict[str, Any]]) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        peak = accuracy(row["predicted_peak_bytes"], row["measured_peak_bytes"])
-        high = accuracy(row["predicted_high_water_bytes"], row["measured_high_water_bytes"])
+        sizes = [_worst([row], name) for name in ("peak", "high_water")]
+        peak, high = ("" if size is None else f"{100 * size:.1f} %" for size in sizes)
         lines.append(
             f"| {row['model']} | `{row['plan']}` | {1e3 * row['predicted_seconds']:.1f} "
             f"| {1e3 * row['measured_seconds']:.1f} | {1e3 * row['measured_spread']:.1f} "
-            f"| {100 * _time(row):.1f} % | {100 * peak:.1f} % | {100 * high:.1f} % |"
+            f"| {100 * _time(row):.1f} % | {peak} | {high} |"
         )
     return lines
+
+
+def _worst(rows: list[dict[str, Any]], name: str) -> float | None:
+    """Return the least accuracy of a kind of memory, if it was measured at all."""
+    pairs = [(r[f"predicted_{name}_bytes"], r[f"measured_{name}_bytes"]) for r in rows]
+    return min((accuracy(guess, truth) for guess, truth in pairs if truth), default=None)
 
 
 def _time(row: dict[str, Any]) -> float:

@@ -46,7 +46,7 @@ def measure_trials(
     sizes: Sequence[int],
     limit_bytes: float,
     memory: bool = True,
-    deadline: float = 1800.0,
+    deadline: float = 600.0,
 ) -> list[Measurement | str]:
     """Run trials of one number of ranks in turn, so that a slow moment of the machine hits all alike.
 
@@ -65,23 +65,31 @@ def measure_trials(
         One measurement per trial, or the words of the error that refused it.
     """
     from shardwise.runtime.calibrate.job import measure
+    from shardwise.runtime.errors import TransportError
 
-    def job(function: str, arguments: Any) -> list[Any]:
-        return measure(f"{__name__}:{function}", arguments, size=ranks, transport=transport, seconds=deadline)
+    def job(function: str, arguments: Any) -> list[Any] | str:
+        try:
+            return measure(
+                f"{__name__}:{function}", arguments, size=ranks, transport=transport, seconds=deadline
+            )
+        except TransportError as error:
+            # One plan that fails must not take the others' results with it.
+            return str(error)
 
     sizes_found: list[Any] = [] if memory else [(0, 0) for _ in trials]
     for trial in trials if memory else ():
         # A process of its own: memory that earlier trials gave back would count as used.
         parts = job("run_memory", trial)
-        bad = [part for part in parts if isinstance(part, str)]
+        bad = [parts] if isinstance(parts, str) else [part for part in parts if isinstance(part, str)]
         sizes_found.append(bad[0] if bad else tuple(max(column) for column in zip(*parts, strict=True)))
     good = [i for i, found in enumerate(sizes_found) if not isinstance(found, str)]
     results: list[Measurement | str] = list(sizes_found)
     for group in groups_of([sizes[i] for i in good], limit_bytes):
         chosen = [good[i] for i in group]
         found = job("run_times", ([trials[i] for i in chosen], repeats))
-        for i, parts in zip(chosen, zip(*found, strict=True), strict=True):
-            results[i] = _together(parts, sizes_found[i])
+        rows = [found] * len(chosen) if isinstance(found, str) else list(zip(*found, strict=True))
+        for i, row in zip(chosen, rows, strict=True):
+            results[i] = row if isinstance(row, str) else _together(row, sizes_found[i])
     return results
 
 
