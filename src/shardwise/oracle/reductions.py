@@ -12,9 +12,11 @@ from shardwise.plan import Mesh
 from shardwise.program import Regrid, StageProgram
 
 REDUCTION = "reduction"
-# The reducer gathers so much before it starts a sum; a gradient of this size is summed where it is.
+# The reducer gathers so much before it starts a sum; a gradient of this size is summed where it is; what is
+# larger than a piece is summed piece by piece.
 BUCKET_BYTES = 25 << 20
-SINGLE_BYTES = 1 << 20
+SINGLE_BYTES = 4 << 20
+PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,10 @@ def reduce_seconds(bucket: Bucket, mesh: Mesh, machine: Machine, flows: int) -> 
     """Return how long a sum takes when `flows` of them leave a node at once."""
     count = len(bucket.positions) * mesh.data
     tier = tier_of(bucket, mesh, machine)
-    return machine.busy_seconds(count, tier.collective_seconds("all_reduce", count, bucket.nbytes, flows))
+    whole, rest = divmod(bucket.nbytes, PIECE_BYTES)
+    sizes = [*[float(PIECE_BYTES)] * int(whole), *([rest] if rest else [])]
+    seconds = sum(tier.collective_seconds("all_reduce", count, size, flows) for size in sizes)
+    return machine.busy_seconds(count, seconds)
 
 
 def launch_and_wait(

@@ -163,7 +163,8 @@ class Reducer:
     @property
     def buffer_bytes(self) -> int:
         """Return the bytes of what gradients are gathered in."""
-        return sum(bucket.flat.nbytes for bucket in self.buckets)
+        buckets = [bucket for line in self.lines.values() for bucket in line.buckets]
+        return sum(bucket.flat.nbytes for bucket in buckets if bucket.flat is not None)
 
     def ready(self, name: str) -> None:
         """Note that the gradient of a parameter is complete on this rank."""
