@@ -232,7 +232,8 @@ def _resolve(
     if is_whole(network):
         return Auto(given or whole_plan(model, session.size), reasons=network.notes)
     ending = loss_graph(loss, network.output_specs, example[1])
-    whole = loss_mean == "exact" and loss_kind(ending).kind == OTHER
+    # Losses that are means are no reason to refuse anything, and asking for every plan takes time.
+    delicate = ending if loss_kind(ending).kind == OTHER else None
     graph = attach(network, ending)
     batch = batch_size or graph.batch
     if given is not None:
@@ -242,7 +243,7 @@ def _resolve(
         session,
         batch,
         optimizer_slots=slots_of(optimizer(list(model.named_parameters()))),
-        refuse=partial(changes_numbers, graph, whole_loss=whole),
+        refuse=partial(changes_numbers, graph, ending=delicate, loss_mean=loss_mean),
         **asking,
     )
 

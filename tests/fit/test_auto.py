@@ -23,6 +23,7 @@ from shardwise.runtime.memory import PeakWatch
 from shardwise.runtime.session import Session
 from shardwise.training.auto import changes_numbers, slots_of
 from shardwise.training.compare import Measured, comparison
+from shardwise.training.loss_graph import loss_graph
 
 
 @pytest.fixture
@@ -31,6 +32,10 @@ def machine(tmp_path):
     device = Device("fast wires", {"float32": 1e9, "float64": 1e9}, 1e9, 1e9)
     Machine("here", device, Node(2, 2), (Tier("node", 0, Link(1e-9, 1e12)),)).save(tmp_path / "m.toml")
     return str(tmp_path / "m.toml")
+
+
+def root_of_squares(output, target):
+    return ((output - target) ** 2).sum().sqrt()
 
 
 def session(backend="gloo", size=2):
@@ -83,8 +88,10 @@ def test_auto_refuses_what_would_change_the_numbers():
     assert "batch norm" in changes_numbers(with_norm, parts)
     assert changes_numbers(without, parts) == ""
     assert changes_numbers(with_norm, Plan.parse("data=2")) == ""
-    assert "loss" in changes_numbers(without, Plan.parse("data=2"), whole_loss=True)
-    assert changes_numbers(without, Plan.parse("spatial=2x1"), whole_loss=True) == ""
+    ending = loss_graph(root_of_squares, without.output_specs, torch.zeros(4, 5, dtype=torch.float64))
+    assert "no mean over samples" in changes_numbers(without, parts, ending)
+    assert changes_numbers(without, parts, ending, "micro-batch") == ""
+    assert changes_numbers(without, Plan.parse("spatial=2x1"), ending) == ""
 
 
 def test_optimizers_are_known_by_what_they_keep():

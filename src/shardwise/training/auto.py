@@ -16,10 +16,11 @@ from shardwise.graph import Graph
 from shardwise.machine import Machine
 from shardwise.oracle import Oracle, Prediction, choose
 from shardwise.oracle.settle import settle
-from shardwise.plan import Plan, micro_batches_of
+from shardwise.plan import Plan, PlanError, micro_batches_of
 from shardwise.runtime.calibrate.crew import crew, share
 from shardwise.runtime.calibrate.here import known_machine, measured_machine
 from shardwise.runtime.session import Session
+from shardwise.training.given import shared_out
 
 CALIBRATE_SECONDS = 30.0
 PROFILE_SECONDS = 20.0
@@ -134,22 +135,26 @@ def settled_plan(
     return Plan.parse(share(session, str(found)))
 
 
-def changes_numbers(graph: Graph, plan: Plan, whole_loss: bool = False) -> str:
+def changes_numbers(graph: Graph, plan: Plan, ending: Graph | None = None, loss_mean: str = "exact") -> str:
     """Say what a plan would change about training other than its speed; nothing if it is exact.
 
-    Batch norm over micro-batches, and shares of a loss that is no mean over samples, are settings that a
-    user may name, but not what `auto` may choose.
+    Batch norm over micro-batches, and shares of a loss that they would change, are settings that a user may
+    name, but not what `auto` may choose.
 
     Args:
         graph: the network with its loss.
         plan: how to split it.
-        whole_loss: whether the loss must be given the whole mini-batch.
+        ending: the loss alone; default: it is a mean over samples.
+        loss_mean: what the user accepts of the loss.
     """
     parts = micro_batches_of(plan)
     if parts > 1 and any(layer.attributes.get("batch_statistics") for layer in graph):
         return f"batch norm would see {parts} micro-batches instead of the mini-batch"
-    if whole_loss and plan.data * parts > 1:
-        return f"the loss is no mean over samples, so {plan.data * parts} shares would change it"
+    if ending is not None:
+        try:
+            shared_out(ending, plan, loss_mean)
+        except PlanError as error:
+            return str(error)
     return ""
 
 
