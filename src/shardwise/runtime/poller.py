@@ -6,9 +6,10 @@ between tests, and at last sleeps, so that whoever shares the core can compute w
     0 ............ spin_seconds ............ yield_seconds ............ completion or deadline
        test, test       test, sched_yield          test, sleep (growing to max_sleep_seconds)
 
-With more ranks than cores there is no yielding phase: a yield that finds a rival returns only after the
-rival's whole time slice, milliseconds later, while a sleeper is woken at once. For the same reason a yield
-that took long, because some other program wants the core, ends the yielding phase.
+With more ranks than cores a wait sleeps at once: whoever spins holds the core that its peer is to be woken
+on, and a yield that finds a rival returns only after the rival's whole time slice, milliseconds later, while a
+sleeper is woken by its sender. For the same reason a yield that took long, because some other program wants
+the core, ends the yielding phase.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Backoff:
 
 
 SPARE_CORES = Backoff(spin_seconds=100e-6, yield_seconds=50e-3, max_sleep_seconds=200e-6)
-OVERSUBSCRIBED = Backoff(spin_seconds=20e-6, yield_seconds=0.0, max_sleep_seconds=500e-6)
+OVERSUBSCRIBED = Backoff(spin_seconds=0.0, yield_seconds=0.0, max_sleep_seconds=500e-6)
 # An undisturbed yield takes about a microsecond; one this long gave the core away.
 _CONTENDED_SECONDS = 100e-6
 
