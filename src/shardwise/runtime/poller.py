@@ -7,9 +7,9 @@ between tests, and at last sleeps, so that whoever shares the core can compute w
        test, test       test, sched_yield          test, sleep (growing to max_sleep_seconds)
 
 With more ranks than cores a wait sleeps at once: whoever spins holds the core that its peer is to be woken
-on, and a yield that finds a rival returns only after the rival's whole time slice, milliseconds later, while a
-sleeper is woken by its sender. For the same reason a yield that took long, because some other program wants
-the core, ends the yielding phase.
+on, and a yield that finds a rival returns only after the rival's whole time slice, milliseconds later,
+while a sleeper is woken by its sender. For the same reason a yield that took long, because some other
+program wants the core, ends the yielding phase.
 """
 
 from __future__ import annotations
