@@ -125,7 +125,7 @@ class MPIWork(dist.Work):
     def get_future(self) -> Any:
         """Return a future of the outputs, which is completed by a thread while others compute."""
         if self._future is None:
-            devices = list({tensor.device for tensor in self._outputs if not tensor.is_cpu})
+            devices: list[int | str | torch.device] = list({t.device for t in self._outputs if not t.is_cpu})
             self._future = torch.futures.Future(devices=devices)
             self._promise(self._future)
         return self._future
