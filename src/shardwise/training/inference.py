@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardwise.graph import Graph, Literal
 from shardwise.graph.trace import leaves, transform
@@ -58,19 +59,15 @@ class Inference:
         return self.run(tuple(tuple(t.shape) for t in tensors), whole_feed(self.graph, tensors), to)
 
     def _plainly(self, x: Any) -> Any:
-        model = self.trainer.model
-        flags = {module: module.training for module in model.modules()}
-        model.eval()
-        with torch.no_grad():
-            output = call_model(model, x)
-        for module, flag in flags.items():
-            module.training = flag
-        return output
+        with evaluating(self.trainer.model), torch.no_grad():
+            return call_model(self.trainer.model, x)
 
     def run(self, shapes: Shapes, feed: Feed, to: int | None = None) -> Any:
         """Return the outputs for what `feed` gives, whole: on every rank, or on rank `to` (else None)."""
         engine = self.engine(shapes)
-        engine.step(feed)
+        # Modules that run whole ask themselves how they are meant to behave.
+        with evaluating(self.trainer.model):
+            engine.step(feed)
         whole = {name: gather_output(engine, name, to) for name in engine.lowered.graph.output_names}
 
         def leaf(item: Any) -> Any:
@@ -112,6 +109,18 @@ class Inference:
             raise ValueError("evaluate: there were no samples")
         means = (totals[:-1] / totals[-1]).tolist()
         return dict(zip(named, means, strict=True))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Let a model behave as in evaluation for a while."""
+    flags = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
 
 
 def named_metrics(metrics: Mapping[str, Metric] | Sequence[Metric] | None) -> dict[str, Metric]:

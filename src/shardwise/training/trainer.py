@@ -223,6 +223,8 @@ class Trainer:
         engine = self.engine(shapes)
         updates = self._begin()
         start = time.perf_counter()
+        if not self.model.training:
+            self.model.train()
         loss = engine.step(
             feed,
             self._update if updates else None,
