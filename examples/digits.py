@@ -1,5 +1,8 @@
 """Train a small ResNet on handwritten digits under many plans: the same accuracy under every one of them.
 
+Batch norm sees the samples of a micro-batch, so plans with micro-batches are other mathematics and reach
+another accuracy, by luck better or worse. Here groups of channels are normalised: all plans do that alike.
+
 python examples/digits.py                 all plans, each on the local ranks that it needs
 python examples/digits.py --epochs 1 --plans "data=2" "stages=2 schedule=gems-mast"
 """
@@ -41,9 +44,18 @@ def double(data: Dataset) -> TensorDataset:
     return TensorDataset(images.double(), targets)
 
 
+def by_groups(model: nn.Module) -> nn.Module:
+    """Replace batch norms by norms over groups of two channels."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, nn.GroupNorm(child.num_features // 2, child.num_features))
+    return model
+
+
 def train(plan: str, epochs: int) -> sw.History:
     torch.manual_seed(0)
-    model = sw.zoo.build("resnet8", num_classes=10).double()
+    model = by_groups(sw.zoo.build("resnet8", num_classes=10)).double()
     outputs = TensorSpec((2, 10), "float64")
     train_data, test_data = (double(data) for data in named_data("digits", outputs, 0))
     return sw.fit(
@@ -66,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--plans", nargs="*", default=PLANS)
     options = parser.parse_args()
     print(f"{'plan':50} ranks  loss    accuracy  seconds/epoch")

@@ -112,6 +112,6 @@ def test_the_segmentation_learns_where_pixels_do_not_count():
 @pytest.mark.full
 def test_digits_reach_the_same_accuracy_under_every_plan():
     digits = example("digits")
-    found = {plan: digits.train(plan, 12).epochs[-1]["val_accuracy"] for plan in digits.PLANS}
+    found = {plan: digits.train(plan, 8).epochs[-1]["val_accuracy"] for plan in digits.PLANS}
     assert found["data=1"] > 0.95
     assert all(abs(value - found["data=1"]) <= 0.005 for value in found.values()), found
