@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hand_graphs import chain, graph, layer
 from shardwise.plan import Plan, PlanError, choose_cuts, cut, cuts_from_counts, cuts_from_names, stage_layers
+from shardwise.plan.cutting import earliest_cut
 
 
 def parts_of(cuts, n):
@@ -73,6 +74,23 @@ def test_a_deep_network_is_cut_in_time():
     assert time.process_time() - begin < 2.0
     assert len(found) == 47
     assert slowest(costs, found, [1] * 48, [0.0] * 2999) <= sum(costs) / 48 + max(costs)
+
+
+def test_a_deep_network_is_cut_into_many_stages_in_time():
+    draw = random.Random(2)
+    costs, boundary = [draw.random() ** 3 for _ in range(3000)], [draw.random() / 4 for _ in range(2999)]
+    for widths in ([1] * 1024, [4] * 256, [64, *[1] * 64]):
+        begin = time.process_time()
+        found = cut(costs, len(widths), widths=widths, boundary=boundary)
+        assert time.process_time() - begin < 2.0
+        assert len(found) == len(widths) - 1
+
+
+def test_the_first_cut_is_not_before_the_earliest_one():
+    net = chain(60, flops=10**9)
+    for width, singles in ((2, 3), (4, 1), (8, 8), (3, 20)):
+        stages = "|".join([str(width), *["1"] * singles])
+        assert choose_cuts(net, Plan.parse(f"stages={stages}"))[0] >= earliest_cut(net, width, singles)
 
 
 def test_weights_count_in_full_on_every_rank():

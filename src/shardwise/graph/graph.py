@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shardwise.graph.coverage import Coverage
 
 Shapes = tuple[tuple[int, ...], ...]
+_MOST_OTHERS = 16
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,16 @@ class Graph:
             raise ValueError("this graph was made by hand: it has no capture to recompute its shapes from")
         if len(wanted) != len(self.shapes):
             raise ValueError(f"Graph.at: the model has {len(self.shapes)} inputs, {len(wanted)} shapes given")
-        return self.rebuild(wanted)
+        if wanted not in self._others:
+            if len(self._others) == _MOST_OTHERS:
+                del self._others[next(iter(self._others))]
+            self._others[wanted] = self.rebuild(wanted)
+        return self._others[wanted]
+
+    @cached_property
+    def _others(self) -> dict[Shapes, Graph]:
+        """Return the graphs for other shapes that were asked for last: micro-batches ask again and again."""
+        return {}
 
     def with_batch(self, batch: int) -> Graph:
         """Return the graph for another number of samples in every input."""

@@ -9,6 +9,7 @@ from shardwise.graph import Graph, Kind
 from shardwise.machine import Machine
 from shardwise.oracle.kernels import KernelTimes, Roofline
 from shardwise.oracle.prediction import seconds_text
+from shardwise.oracle.search.bounds import rows_of_candidates
 from shardwise.oracle.search.coarse import Coarse
 from shardwise.oracle.search.legal import Legality
 from shardwise.oracle.search.space import Candidate
@@ -90,45 +91,76 @@ def scaling(
     where, samples = Machine.load(machine), batch or graph.batch
     limit = memory or where.device.memory_bytes
     times = kernels or Roofline(where.device)
-    alone = Coarse(graph.with_batch(samples), where, times, optimizer_slots=optimizer_slots)
-    serial = samples / alone.evaluate(next(family("data", 1, 0))).seconds
-    points, coarse = [], alone
+    small = graph.with_batch(samples)
+    alone = _Curves(small, where, times, optimizer_slots, {("data", 1): list(family("data", 1, 0))[:1]})
+    serial = samples / alone.best("data", 1, float("inf"))[1]
+    points, curves = [], None
     for count in ranks:
         size = samples * count if weak else samples
-        if weak:
-            coarse = Coarse(graph.with_batch(size), where, times, optimizer_slots=optimizer_slots)
-        for strategy in strategies:
-            points.append(_point(coarse, strategy, count, size, limit, serial))
+        if weak or curves is None:
+            counts = [count] if weak else list(ranks)
+            dims = max((len(layer.shape) - 2 for layer in graph if layer.kind is Kind.INPUT), default=0)
+            wanted = {(s, n): list(family(s, n, max(0, dims))) for s in strategies for n in counts}
+            curves = _Curves(graph.with_batch(size), where, times, optimizer_slots, wanted)
+        points += [_point(curves, strategy, count, size, limit, serial) for strategy in strategies]
     return Scaling(tuple(points), weak, where.name)
 
 
-def _point(coarse: Coarse, strategy: str, ranks: int, batch: int, limit: float, serial: float) -> Point:
-    legality, graph = Legality(coarse.graph), coarse.graph
-    dims = max((len(layer.shape) - 2 for layer in graph if layer.kind is Kind.INPUT), default=0)
-    reason, good = f"no plan of this kind for {ranks} ranks", []
-    for c in family(strategy, ranks, max(0, dims)):
-        said = legality.of_split(c.split) or legality.of(c, batch)
-        if said:
-            reason = said
-        else:
-            good.append((coarse.bound(c), c))
-    best: tuple[float, float, Candidate] | None = None
-    least = float("inf")
-    for bound, c in sorted(good, key=lambda pair: pair[0]):
-        if best is not None and bound >= best[0]:
-            break
-        peak = coarse.peak_bytes(c)
-        if peak > limit:
-            least = min(least, peak)
-            continue
-        seconds = coarse.evaluate(c).seconds
-        if best is None or seconds < best[0]:
-            best = (seconds, peak, c)
-    if best is None:
-        if least < float("inf"):
-            reason = f"a rank needs at least {least / 1e9:.3g} GB of {limit / 1e9:.3g} GB"
+class _Curves:
+    """Evaluate the plans of some strategies on some numbers of ranks."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine,
+        kernels: KernelTimes,
+        slots: float,
+        wanted: dict[tuple[str, int], list[Candidate]],
+    ) -> None:
+        legality = Legality(graph)
+        self.reasons: dict[tuple[str, int], str] = {}
+        good: dict[tuple[str, int], list[Candidate]] = {}
+        for key, plans in wanted.items():
+            good[key] = []
+            for c in plans:
+                said = legality.of_split(c.split) or legality.of_sizes(c.stages, c.data * c.parts)
+                if said:
+                    self.reasons[key] = said
+                else:
+                    good[key].append(c)
+        distinct = dict.fromkeys(c for plans in good.values() for c in plans)
+        rows = rows_of_candidates(distinct, graph.batch)
+        self.coarse = Coarse(graph, machine, kernels, rows, optimizer_slots=slots)
+        places = {
+            self.coarse.candidate(index, row): (index, row)
+            for index, found in enumerate(self.coarse.rows)
+            for row in range(len(found))
+        }
+        self.places = {key: [places[c] for c in plans] for key, plans in good.items()}
+        self.bounds = [self.coarse.seconds(index) for index in range(len(self.coarse.rows))]
+
+    def best(self, strategy: str, ranks: int, limit: float) -> tuple[Candidate | None, float, float]:
+        """Return the fastest plan that fits, its seconds and bytes; without one the least bytes."""
+        best: tuple[Candidate | None, float, float] = (None, float("inf"), float("inf"))
+        least = float("inf")
+        for index, row in sorted(self.places[strategy, ranks], key=lambda at: self.bounds[at[0]][at[1]]):
+            if self.bounds[index][row] >= best[1]:
+                break
+            outcome = self.coarse.evaluate(index, row)
+            if outcome.peak_bytes > limit:
+                least = min(least, outcome.peak_bytes)
+            elif outcome.seconds < best[1]:
+                best = (self.coarse.candidate(index, row), outcome.seconds, outcome.peak_bytes)
+        return best if best[0] is not None else (None, best[1], least)
+
+
+def _point(curves: _Curves, strategy: str, ranks: int, batch: int, limit: float, serial: float) -> Point:
+    c, seconds, peak = curves.best(strategy, ranks, limit)
+    if c is None:
+        reason = curves.reasons.get((strategy, ranks), f"no plan of this kind for {ranks} ranks")
+        if peak < float("inf"):
+            reason = f"a rank needs at least {peak / 1e9:.3g} GB of {limit / 1e9:.3g} GB"
         return Point(strategy, ranks, batch, reason=reason)
-    seconds, peak, c = best
     rate = batch / seconds
     return Point(strategy, ranks, batch, str(c), seconds, rate, rate / serial / ranks, int(peak))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from shardwise.graph import Graph, Kind, Layer, Source
 from shardwise.plan.balance import Balance, Indices
 from shardwise.plan.errors import PlanError
+from shardwise.plan.parametric import even
 from shardwise.plan.plan import Plan
 from shardwise.plan.stages import shared_parameters, stage_edges, stage_layers
 
@@ -51,9 +53,10 @@ def cut(
         raise PlanError("stages", f"{stages} stages for {n} layers", f"write a number from 1 to {n}")
     if len(wide) != stages:
         raise ValueError(f"{stages} stages need as many widths, {len(wide)} were given")
-    lowest: list[Indices] = [np.zeros(n + 1, dtype=np.intp)] * stages
+    lowest: list[Indices] | None = None
     loads: list[list[float]] = []
     if memory_limit is not None:
+        lowest = []
         shared, fixed = np.zeros(n) if memory is None else memory, fixed_memory
         for s, width in enumerate(wide):
             held = np.asarray(shared, dtype=np.float64) * (alive[s] if alive is not None else 1) / width
@@ -61,7 +64,7 @@ def cut(
                 held = held + np.asarray(fixed, dtype=np.float64)
             loads.append(held.tolist())
             sums = np.concatenate(([0.0], np.cumsum(held)))
-            lowest[s] = np.searchsorted(sums, sums - memory_limit * (1 + 1e-13), side="left")
+            lowest.append(np.searchsorted(sums, sums - memory_limit * (1 + 1e-13), side="left"))
     found = Balance(costs, wide, boundary, lowest).best()
     if found is None:
         assert memory_limit is not None  # without a limit every cut is admissible
@@ -96,7 +99,7 @@ def choose_cuts(graph: Graph, plan: Plan, *, cost: Callable[[Layer], float] | No
         cost: the time of a layer; an estimate from its operations and bytes unless given.
     """
     stages = len(plan.stages)
-    places = _places(graph)
+    places, costs, boundary = _problem(graph)
     if plan.cuts and len(plan.cuts) == stages and all(c.isdecimal() for c in plan.cuts):
         counted = cuts_from_counts(len(places), [int(c) for c in plan.cuts])
         return tuple(places[i] for i in counted)
@@ -110,15 +113,46 @@ def choose_cuts(graph: Graph, plan: Plan, *, cost: Callable[[Layer], float] | No
         return cuts_from_names(graph, plan.cuts)
     if stages == 1:
         return ()
-    time = cost or layer_cost
-    crossing = crossing_bytes(graph)
     found = cut(
-        [time(graph.layers[i]) for i in places],
+        costs if cost is None else [cost(graph.layers[i]) for i in places],
         stages,
         widths=[split.width for split in plan.stages],
-        boundary=None if cost else [2 * FLOPS_PER_BYTE * crossing[i] for i in places[1:]],
+        boundary=None if cost else boundary,
     )
     return tuple(places[i] for i in found)
+
+
+def earliest_cut(graph: Graph, width: int, singles: int) -> int:
+    """Return a place before which the first of balanced cuts cannot be, without looking for them.
+
+    The parts behind the first cut are no slower than those of any other cuts, so together they take no more
+    than that many times as long; the rest of the network is before the first cut.
+
+    Args:
+        graph: the network.
+        width: ranks of the first stage.
+        singles: stages of one rank behind it.
+    """
+    places, costs, boundary = _problem(graph)
+    balance = Balance(costs, (width, *(1,) * singles), boundary)
+    slowest = balance.slowest(even(balance.sums, balance.widths))
+    rest = float(balance.sums[-1]) - singles * slowest
+    return places[min(int(np.searchsorted(balance.sums, rest * (1 - 1e-9))), len(places) - 1)]
+
+
+# Places, costs and costs of boundaries of a network; plans by the thousand ask for the same ones.
+_Problem = tuple[list[int], list[float], list[float]]
+_problems: dict[int, tuple[weakref.ref[Graph], _Problem]] = {}
+
+
+def _problem(graph: Graph) -> _Problem:
+    key = id(graph)
+    if key not in _problems or _problems[key][0]() is not graph:
+        places, crossing = _places(graph), crossing_bytes(graph)
+        boundary = [2 * FLOPS_PER_BYTE * crossing[i] for i in places[1:]]
+        made = (places, [layer_cost(graph.layers[i]) for i in places], boundary)
+        _problems[key] = (weakref.ref(graph, lambda _: _problems.pop(key, None)), made)
+    return _problems[key][1]
 
 
 def layer_cost(layer: Layer) -> float:

@@ -1,13 +1,13 @@
 """Sort the layers of a network into classes that cost the same under a split, without lowering all ranks.
 
-Deep networks repeat the same few layers; and of the ranks that share a stage, an inner one stands for all.
+Deep networks repeat the same few blocks; and of the ranks that share a stage, an inner one stands for all.
 The homes of values and the boxes that layers need come from the rules that lowering uses; what is left out
-here is only which rank sends which piece.
+here is only which rank sends which piece. What a block does depends only on its layers and on the state of
+the values that it reads, so a block that was met in the same state before is not looked at again.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,44 +16,18 @@ from numpy.typing import NDArray
 
 from shardwise.geometry import Box
 from shardwise.geometry.access import needed
-from shardwise.graph import Graph, Kind, Layer, Operand, Source
-from shardwise.oracle.kernels import Task
+from shardwise.graph import Graph, Kind, Layer, Source
+from shardwise.oracle.search.blocks import Block, blocks_of
+from shardwise.oracle.search.parts import LayerClass, Value, inner, layer_class
 from shardwise.plan import Split
 from shardwise.program.assign import Home, entry_cuts, fitted, home_of
 from shardwise.program.losses import expand_losses
 from shardwise.program.results import whole_results
 
 Ints = NDArray[np.intp]
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """What an inner rank receives before a layer: bytes for the whole mini-batch, from so many peers."""
-
-    nbytes: float
-    peers: int
-    reduces: bool = False
-
-
-@dataclass
-class LayerClass:
-    """One representative of layers that cost the same: a rank's task and its communication.
-
-    Layers of one `kind` compute the same when whole. `saved` are bytes kept for backward and `made` bytes of
-    the output, for the whole mini-batch; `weights` and `trained` do not depend on the samples. `channels`
-    are those of shared statistics.
-    """
-
-    kind: int
-    task: Task
-    moves: tuple[Move, ...]
-    channels: int
-    saved: float
-    made: float
-    weights: float
-    trained: float
-    grad: bool
-    input_grad: bool
+# Who has brought a value in which layout, and whether it was kept there.
+State = frozenset[tuple[str, int]]
+_NEW: State = frozenset()
 
 
 @dataclass
@@ -66,12 +40,14 @@ class Classes:
     counts: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the operands of a layer are: their homes, and what an inner rank has of them."""
+@dataclass
+class _Places:
+    """Where the values of a network are under one split: the distinct homes and boxes, and each value's."""
 
     homes: list[Home]
-    boxes: list[Box]
+    ids: list[int]
+    boxes: list[Box] = field(default_factory=list)
+    outs: list[int] = field(default_factory=list)
 
 
 class Sorter:
@@ -82,20 +58,18 @@ class Sorter:
         self.layers: list[Layer] = expand_losses(whole_results(graph.layers))
         numbers: dict[tuple[object, ...], int] = {}
         self.kinds = [numbers.setdefault(_signature(layer), len(numbers)) for layer in self.layers]
-        positions = {layer.name: i for i, layer in enumerate(self.layers)}
+        places = {layer.name: i for i, layer in enumerate(self.layers)}
         self.sources = [
-            [positions[o.source] for o in layer.operands if o.origin is Source.VALUE] for layer in self.layers
+            [places[o.source] for o in layer.operands if o.origin is Source.VALUE] for layer in self.layers
         ]
         self.saves = [
             (*[self.layers[s].name in layer.saves for s in found], layer.name in layer.saves)
             for layer, found in zip(self.layers, self.sources, strict=True)
         ]
-        self.widens = [
-            layer.kind is not Kind.INPUT and layer.op not in ("group_norm", "instance_norm")
-            for layer in self.layers
-        ]
         self.grads = self._grads()
         self.positions = self._positions()
+        self.blocks = blocks_of(self._codes())
+        self.outside, self.exports = self._borders()
 
     def _grads(self) -> list[bool]:
         grads: list[bool] = []
@@ -112,174 +86,220 @@ class Sorter:
         ]
         return np.array([index[name] for name in names], dtype=np.intp)
 
+    def _codes(self) -> list[int]:
+        """Number the layers by all that matters of them: what they are, and how far back they read."""
+        numbers: dict[tuple[object, ...], int] = {}
+        codes = []
+        for i, (layer, sources) in enumerate(zip(self.layers, self.sources, strict=True)):
+            read = tuple((i - s, self.grads[s], self.layers[s].kind is Kind.INPUT) for s in sources)
+            frozen = tuple(p in self.graph.frozen for p in layer.parameters)
+            code = (self.kinds[i], read, self.grads[i], self.saves[i], frozen)
+            codes.append(numbers.setdefault(code, len(numbers)))
+        return codes
+
+    def _borders(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Return what each kind of block reads from outside, and what others read of it, as distances."""
+        outside: dict[int, list[int]] = {}
+        exports: dict[int, set[int]] = {block.number: set() for block in self.blocks}
+        home = [block for block in self.blocks for _ in range(block.start, block.stop)]
+        for block in self.blocks:
+            read = sorted(
+                {s for i in range(block.start, block.stop) for s in self.sources[i] if s < block.start}
+            )
+            outside[block.number] = [s - block.start for s in read]
+            for s in read:
+                exports[home[s].number].add(s - home[s].start)
+        return outside, {number: sorted(found) for number, found in exports.items()}
+
     def sort(self, split: Split, halo: str) -> Classes:
         """Return the classes under a split."""
         split = fitted(self.graph, split)
-        homes, ids = self._homes(split)
-        dims = [hash((home.cuts.dims, home.sums)) for home in homes]
-        boxes, outs = self._outs(homes, ids, halo)
-        result, known = Classes(split), dict[tuple[object, ...], int]()
-        of, brought, kept = [], set[tuple[int, int]](), set[tuple[int, bool]]()
-        for i, sources in enumerate(self.sources):
-            here, saves = dims[ids[i]], self.saves[i]
-            flags = []
-            for s, named in zip(sources, saves, strict=False):
-                reader = (s, here)
-                flags.append(reader not in brought)
-                brought.add(reader)
-                value = (s, here != dims[ids[s]])
-                flags.append(named and value not in kept)
-                if flags[-1]:
-                    kept.add(value)
-            own = saves[-1] and (i, False) not in kept
-            if own:
-                kept.add((i, False))
-            key = (self.kinds[i], outs[i], ids[i], self.grads[i], own, *flags)
-            for s in sources:
-                key += (ids[s], outs[s])
-            number = known.get(key)
-            if number is None:
-                number = known[key] = len(result.classes)
-                placed = _Place([homes[ids[s]] for s in sources], [boxes[outs[s]] for s in sources])
-                made = self._class(i, homes[ids[i]], boxes[outs[i]], placed, flags, own, split.width)
-                result.classes.append(made)
-            of.append(number)
-        result.of = np.array(of, dtype=np.intp)
-        result.counts = np.bincount(result.of, minlength=len(result.classes))
-        return result
+        places = self._homes(split)
+        self._outs(places, halo)
+        return _Sorting(self, split, places).classes()
 
-    def _homes(self, split: Split) -> tuple[list[Home], list[int]]:
-        """Return the distinct homes, and which one every value has; equal layers are asked for once."""
-        known: dict[tuple[int, ...], int] = {}
+    def _homes(self, split: Split) -> _Places:
+        """Return the distinct homes, and which one every value has; equal blocks are asked for once."""
+        known: dict[tuple[int, ...], list[int]] = {}
         numbers: dict[Home, int] = {}
         homes: list[Home] = []
         ids: list[int] = []
-        for i, sources in enumerate(self.sources):
-            key = (self.kinds[i], *[ids[s] for s in sources])
-            number = known.get(key)
-            if number is None:
+        for block in self.blocks:
+            key = (block.number, *[ids[block.start + d] for d in self.outside[block.number]])
+            found = known.get(key)
+            if found is not None:
+                ids += found
+                continue
+            for i in range(block.start, block.stop):
                 layer = self.layers[i]
                 if layer.kind is Kind.INPUT:
                     home = Home(entry_cuts(layer.shape, split))
                 else:
-                    around = {self.layers[s].name: homes[ids[s]] for s in sources}
+                    around = {self.layers[s].name: homes[ids[s]] for s in self.sources[i]}
                     home = home_of(layer, around, split, "replicate")
                 if home not in numbers:
                     numbers[home] = len(homes)
                     homes.append(home)
-                number = known[key] = numbers[home]
-            ids.append(number)
-        return homes, ids
+                ids.append(numbers[home])
+            known[key] = ids[block.start :]
+        return _Places(homes, ids)
 
-    def _outs(self, homes: Sequence[Home], ids: Sequence[int], halo: str) -> tuple[list[Box], list[int]]:
-        """Return the distinct boxes, and which one of every value an inner rank makes.
+    def _outs(self, places: _Places, halo: str) -> None:
+        """Find which box of every value an inner rank makes: its part of the home, or more if fused."""
+        places.boxes = [inner(home) for home in places.homes]
+        places.outs = list(places.ids)
+        if halo != "layer":
+            _Widening(self, places).run()
 
-        That is its part of the home, or more where chains are fused.
-        """
-        boxes = [_inner(home) for home in homes]
-        outs = list(ids)
-        if halo == "layer":
-            return boxes, outs
-        numbers: dict[Box, int] = {}
-        for number, box in enumerate(boxes):
-            numbers.setdefault(box, number)
-        wanted: dict[int, int] = {}
-        wider: dict[tuple[int, int], int] = {}
-        needs: dict[tuple[int, int], list[int]] = {}
-        hulls: dict[tuple[int, int], int] = {}
-        dims = [home.cuts.dims for home in homes]
 
-        def number_of(box: Box) -> int:
-            if box not in numbers:
-                numbers[box] = len(boxes)
-                boxes.append(box)
-            return numbers[box]
+class _Widening:
+    """Let inner ranks make more than their own part where that saves an exchange, from the last layer on."""
 
-        for i in range(len(self.layers) - 1, -1, -1):
-            home = homes[ids[i]]
-            if home.sums or not dims[ids[i]]:
-                continue
-            if i in wanted and self.widens[i]:
-                state = (ids[i], wanted[i])
-                if state not in wider:
-                    wide = boxes[ids[i]].hull(boxes[wanted[i]])
-                    pays = 4 * wide.size <= 5 * boxes[ids[i]].size
-                    wider[state] = number_of(wide) if pays else ids[i]
-                outs[i] = wider[state]
-            place = (self.kinds[i], outs[i])
-            if place not in needs:
-                values = [o for o in self.layers[i].operands if o.origin is Source.VALUE]
-                needs[place] = [number_of(needed(o.access, o.spec.shape, boxes[outs[i]])) for o in values]
-            for s, number in zip(self.sources[i], needs[place], strict=True):
-                if dims[ids[s]] == dims[ids[i]]:
-                    pair = (wanted.get(s, number), number)
-                    if pair not in hulls:
-                        hulls[pair] = number_of(boxes[pair[0]].hull(boxes[pair[1]]))
-                    wanted[s] = hulls[pair]
-        return boxes, outs
+    def __init__(self, sorter: Sorter, places: _Places) -> None:
+        self.sorter, self.places = sorter, places
+        self.boxes, self.ids, self.outs = places.boxes, places.ids, places.outs
+        self.numbers: dict[Box, int] = {}
+        for number, box in enumerate(self.boxes):
+            self.numbers.setdefault(box, number)
+        self.dims = [home.cuts.dims for home in places.homes]
+        self.wanted: dict[int, int] = {}
+        self.hulls: dict[tuple[int, int], int] = {}
 
-    def _class(
-        self,
-        i: int,
-        home: Home,
-        made_box: Box,
-        placed: _Place,
-        flags: Sequence[bool],
-        own: bool,
-        width: int,
-    ) -> LayerClass:
-        layer, sources = self.layers[i], self.sources[i]
-        shape, itemsize = layer.outputs[0].shape, layer.outputs[0].itemsize
-        out = Box.whole(shape) if home.sums else made_box
-        held, moves, saved, named = [], [], 0.0, 0
-        weights = trained = 0.0
-        position = 0
-        for operand in layer.operands:
-            size = operand.spec.itemsize
-            if operand.origin is not Source.VALUE:
-                box = _parameter(layer, operand, home, out)
-                held.append(box)
-                weights += box.size * size
-                if operand.origin is Source.PARAMETER and operand.source not in self.graph.frozen:
-                    trained += box.size * size
-                continue
-            source, has = self.layers[sources[position]], placed.boxes[position]
-            wants = (
-                _inner_of(home.reads[position].bounds)
-                if home.sums
-                else needed(operand.access, operand.spec.shape, out)
+    def run(self) -> None:
+        """Go through all blocks backwards."""
+        sorter, ids, wanted = self.sorter, self.ids, self.wanted
+        known: dict[tuple[object, ...], tuple[list[int], list[tuple[int, int]]]] = {}
+        for block in reversed(sorter.blocks):
+            start, stop, outside = block.start, block.stop, sorter.outside[block.number]
+            key = (
+                block.number,
+                *ids[start:stop],
+                *[ids[start + d] for d in outside],
+                *[wanted.get(start + d, -1) for d in sorter.exports[block.number]],
             )
-            if flags[2 * position] and source.kind is not Kind.INPUT:
-                moves += _moves(placed.homes[position], has, wants, size)
-            if flags[2 * position + 1]:
-                saved += wants.hull(has).size * size if has.meets(wants) else wants.size * size
-            named += operand.spec.nbytes if source.name in layer.saves else 0
-            held.append(wants)
-            position += 1
-        made = float(out.size * itemsize)
-        if own:
-            saved += made
-        named += layer.outputs[0].nbytes if layer.name in layer.saves else 0
-        fraction = out.size / max(1, layer.outputs[0].numel)
-        saved += max(0, layer.saved_bytes - named) * fraction
-        if home.sums:
-            whole = layer.outputs[0].nbytes
-            # Summands of a value that stays cut travel piece by piece, those of a whole one as one sum.
-            cut = bool(home.cuts.dims)
-            moves.append(Move(whole * (width - 1) / width if cut else whole, width - 1, not cut))
-        norm = layer.op == "batch_norm" and layer.attributes.get("batch_statistics", False)
-        boxes = tuple(held)
-        return LayerClass(
-            self.kinds[i],
-            Task(layer, boxes, boxes, out, norm and any(d != 1 for d in home.cuts.dims)),
-            tuple(moves),
-            out.shape[1] if norm else 0,
-            saved if self.grads[i] else 0.0,
-            0.0 if layer.alias or layer.kind is Kind.INPUT else made,
-            weights,
-            trained,
-            self.grads[i],
-            any(self.grads[s] for s in sources),
+            found = known.get(key)
+            if found is None:
+                known[key] = found = self._block(block)
+            self.outs[start:stop] = found[0]
+            for distance, number in found[1]:
+                self._want(start + distance, number)
+
+    def _block(self, block: Block) -> tuple[list[int], list[tuple[int, int]]]:
+        sorter, ids, outs = self.sorter, self.ids, self.outs
+        asked: list[tuple[int, int]] = []
+        for i in range(block.stop - 1, block.start - 1, -1):
+            layer, home = sorter.layers[i], self.places.homes[ids[i]]
+            if home.sums or not self.dims[ids[i]]:
+                continue
+            widens = layer.kind is not Kind.INPUT and layer.op not in ("group_norm", "instance_norm")
+            if i in self.wanted and widens:
+                own = self.boxes[ids[i]]
+                wide = own.hull(self.boxes[self.wanted[i]])
+                if 4 * wide.size <= 5 * own.size:
+                    outs[i] = self._number(wide)
+            values = [o for o in layer.operands if o.origin is Source.VALUE]
+            for s, operand in zip(sorter.sources[i], values, strict=True):
+                if self.dims[ids[s]] == self.dims[ids[i]]:
+                    number = self._number(needed(operand.access, operand.spec.shape, self.boxes[outs[i]]))
+                    if s < block.start:
+                        asked.append((s - block.start, number))
+                    else:
+                        self._want(s, number)
+        return outs[block.start : block.stop], asked
+
+    def _want(self, i: int, number: int) -> None:
+        pair = (self.wanted.get(i, number), number)
+        if pair not in self.hulls:
+            self.hulls[pair] = self._number(self.boxes[pair[0]].hull(self.boxes[pair[1]]))
+        self.wanted[i] = self.hulls[pair]
+
+    def _number(self, box: Box) -> int:
+        if box not in self.numbers:
+            self.numbers[box] = len(self.boxes)
+            self.boxes.append(box)
+        return self.numbers[box]
+
+
+class _Sorting:
+    """Give every layer its class, block by block."""
+
+    def __init__(self, sorter: Sorter, split: Split, places: _Places) -> None:
+        self.sorter, self.split, self.places = sorter, split, places
+        self.ids, self.outs = places.ids, places.outs
+        layouts: dict[object, int] = {}
+        self.dims = [layouts.setdefault((h.cuts.dims, h.sums), len(layouts)) for h in places.homes]
+        self.states: dict[int, State] = {}
+        self.known: dict[tuple[object, ...], int] = {}
+        self.result = Classes(split)
+
+    def classes(self) -> Classes:
+        """Return the classes of all layers."""
+        of: list[int] = []
+        sorter, ids, outs, states = self.sorter, self.ids, self.outs, self.states
+        met: dict[tuple[object, ...], tuple[list[int], list[tuple[int, State]]]] = {}
+        for block in sorter.blocks:
+            start, stop = block.start, block.stop
+            key: tuple[object, ...] = (block.number, *ids[start:stop], *outs[start:stop])
+            for distance in sorter.outside[block.number]:
+                s = start + distance
+                key += (ids[s], outs[s], states.get(s, _NEW))
+            found = met.get(key)
+            if found is None:
+                numbers = [self._layer(i) for i in range(start, stop)]
+                touched = [*sorter.outside[block.number], *sorter.exports[block.number]]
+                found = met[key] = (numbers, [(d, states.get(start + d, _NEW)) for d in touched])
+            else:
+                for distance, state in found[1]:
+                    states[start + distance] = state
+            of += found[0]
+        result = self.result
+        result.of = np.array(of, dtype=np.intp)
+        result.counts = np.bincount(result.of, minlength=len(result.classes))
+        return result
+
+    def _layer(self, i: int) -> int:
+        sorter, ids, outs = self.sorter, self.ids, self.outs
+        here, sources, saves = self.dims[ids[i]], sorter.sources[i], sorter.saves[i]
+        brought = [self._first(s, "brought", here) for s in sources]
+        kept = [
+            named and self._first(s, "kept", here != self.dims[ids[s]])
+            for s, named in zip(sources, saves, strict=False)
+        ]
+        own = saves[-1] and self._first(i, "kept", False)
+        reads = tuple((ids[s], outs[s], sorter.grads[s]) for s in sources)
+        flags = (*brought, *kept, own, sorter.grads[i])
+        key = (sorter.kinds[i], ids[i], outs[i], reads, flags)
+        number = self.known.get(key)
+        if number is None:
+            number = self.known[key] = len(self.result.classes)
+            self.result.classes.append(self._class(i, brought, kept, own))
+        return number
+
+    def _first(self, i: int, what: str, where: int) -> bool:
+        """Note something about a value; tell whether it is new."""
+        state = self.states.get(i, _NEW)
+        if (what, where) in state:
+            return False
+        self.states[i] = state | {(what, where)}
+        return True
+
+    def _class(self, i: int, brought: Sequence[bool], kept: Sequence[bool], own: bool) -> LayerClass:
+        sorter, places = self.sorter, self.places
+        homes, boxes = places.homes, places.boxes
+        values = [
+            Value(sorter.layers[s], homes[self.ids[s]], boxes[self.outs[s]], new, keep, sorter.grads[s])
+            for s, new, keep in zip(sorter.sources[i], brought, kept, strict=True)
+        ]
+        return layer_class(
+            sorter.kinds[i],
+            sorter.layers[i],
+            homes[self.ids[i]],
+            boxes[self.outs[i]],
+            values,
+            keeps_own=own,
+            grad=sorter.grads[i],
+            width=self.split.width,
+            frozen=sorter.graph.frozen,
         )
 
 
@@ -299,45 +319,4 @@ def _signature(layer: Layer) -> tuple[object, ...]:
     )
 
 
-def _inner(home: Home) -> Box:
-    return _inner_of(home.cuts.bounds)
-
-
-def _inner_of(bounds: Sequence[Sequence[int]]) -> Box:
-    """Return the part of an inner rank: the second one along every dimension that is cut in three or more."""
-    cells = []
-    for cut in bounds:
-        part = 1 if len(cut) > 3 else 0
-        cells.append((cut[part], cut[part + 1]))
-    return Box.of(cells)
-
-
-def _parameter(layer: Layer, operand: Operand, home: Home, out: Box) -> Box:
-    spec, access = operand.spec, operand.access
-    if home.sums:
-        index = layer.operands.index(operand)
-        for group in layer.contracts:
-            for position, dim in group:
-                if position == index:
-                    first = next(d for p, d in group if p == 0)
-                    cell = _inner_of(home.reads[0].bounds).ranges[first]
-                    return Box.whole(spec.shape).replace(dim, cell)
-        return Box.whole(spec.shape)
-    return needed(access, spec.shape, out)
-
-
-def _moves(home: Home, has: Box, wants: Box, itemsize: int) -> list[Move]:
-    """Return what has to arrive so that a rank that holds `has` gets `wants`."""
-    if home.sums:
-        return []
-    missing = (wants.size - has.intersect(wants).size) * itemsize
-    if missing <= 0:
-        return []
-    peers = 1
-    for dim, (lo, hi) in enumerate(wants.ranges):
-        bounds = home.cuts.bounds[dim]
-        peers *= sum(1 for x, y in itertools.pairwise(bounds) if x < hi and y > lo and y > x) or 1
-    return [Move(float(missing), max(1, peers - 1))]
-
-
-__all__ = ["Classes", "LayerClass", "Move", "Sorter"]
+__all__ = ["Classes", "LayerClass", "Sorter"]

@@ -1,23 +1,14 @@
-"""Evaluate a plan from sums over layers: bounds on its time, its memory, and a simulation of its passes.
+"""Evaluate plans from sums over layers, one rank for each group: bounds for all, a simulation for some.
 
-Bounds that no cut of the network can beat. Let t be the seconds of one micro-batch through all layers, S the
-stages and M the micro-batches. A stage whose predecessors take P starts no earlier than their forward passes
-and is followed by their backward passes, so a step takes at least
-
-    P_s + M t_s        for every stage s
-
-If a step took T, then t_s <= (T - P_s) / M, and what is left of T shrinks by (1 - 1/M) at each stage at most:
-
-    T >= t / (1 - (1 - 1/M)^S)
-
-Each of two directions obeys the same bound with its own half of the micro-batches, and a step takes at least
-M t / S because all work must be done. Under GEMS the first rank is busy with one whole round after another:
-every round downwards, and those are half of them, takes as long as a pipeline of that round's micro-batches.
+A plan is a row of `Rows`; rows of one shape differ only in their timing and share a `Pipeline`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,101 +16,183 @@ from numpy.typing import NDArray
 from shardwise.graph import Graph
 from shardwise.machine import Machine
 from shardwise.oracle.kernels import KernelTimes
-from shardwise.oracle.reductions import BUCKET_BYTES
+from shardwise.oracle.search.bounds import (
+    TIMINGS,
+    Rows,
+    bytes_behind,
+    crossing,
+    least_at_cuts,
+    least_bytes,
+    least_seconds,
+)
 from shardwise.oracle.search.classes import Sorter
-from shardwise.oracle.search.relay import Stages, order_of, run
-from shardwise.oracle.search.space import Candidate
-from shardwise.oracle.search.tables import Table, Tables
-from shardwise.plan import Split, Way
-from shardwise.plan.cutting import choose_cuts, crossing_bytes
-from shardwise.plan.micro_batches import is_bidirectional
+from shardwise.oracle.search.space import Candidate, candidate
+from shardwise.oracle.search.stages import Outcome, Pipeline
+from shardwise.oracle.search.tables import Family, Tables
+from shardwise.plan import Split
+from shardwise.plan.cutting import choose_cuts, crossing_bytes, earliest_cut
 
 Floats = NDArray[np.float64]
 _WHOLE = Split()
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a coarse evaluation says: seconds, bytes of the fullest rank, and where the time goes."""
-
-    seconds: float
-    peak_bytes: float
-    breakdown: dict[str, float]
-
-    @property
-    def words(self) -> str:
-        """Say what limits the step."""
-        parts = sorted(self.breakdown.items(), key=lambda part: -part[1])
-        shares = [f"{name} {100 * t / self.seconds:.0f} %" for name, t in parts if t > 0.005 * self.seconds]
-        half = 50 * parts[0][1] / self.seconds
-        text = f"Limited by {parts[0][0]}: halving that saves about {half:.0f} %"
-        return f"{text} ({', '.join(shares)} of the step)."
+_MOST_PIPELINES = 16
 
 
 class Coarse:
-    """Evaluate candidates for one network, machine and mini-batch."""
+    """Evaluate plans for one network, machine and mini-batch.
+
+    Args:
+        graph, machine, kernels: what runs on what.
+        rows: all plans that will be asked for; their `samples` and `data` are priced together.
+        optimizer_slots: copies of the parameters that the optimizer keeps.
+    """
 
     def __init__(
-        self, graph: Graph, machine: Machine, kernels: KernelTimes, *, optimizer_slots: float = 1.0
+        self,
+        graph: Graph,
+        machine: Machine,
+        kernels: KernelTimes,
+        rows: Iterable[Rows],
+        *,
+        optimizer_slots: float = 1.0,
     ) -> None:
         self.graph, self.machine, self.slots = graph, machine, optimizer_slots
+        self.rows = [found for found in rows if len(found)]
         self.tables = Tables(Sorter(graph), machine, kernels)
         self.crossing = np.array(crossing_bytes(graph), dtype=np.float64)
-        self.batch = graph.batch
-        self._last: tuple[Candidate, dict[str, Floats]] | None = None
-        self._totals: dict[tuple[Split, str, int, int], float] = {}
-        self._known_tails: dict[tuple[object, ...], float] = {}
-        self._cuts: dict[tuple[object, ...], tuple[int, ...]] = {}
+        samples = {n for found in self.rows for n in np.unique(found.samples).tolist()}
+        replicas = {n for found in self.rows for n in np.unique(found.data).tolist()}
+        self.whole = Family(self.tables, _WHOLE, "layer", sorted(samples), sorted(replicas))
+        self.families = [self._family(found) for found in self.rows]
+        self._cuts: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self._earliest: dict[tuple[int, int], int] = {}
+        self._pipelines: OrderedDict[tuple[int, int], Pipeline] = OrderedDict()
 
-    def samples(self, c: Candidate) -> int:
-        """Return the samples of the largest micro-batch."""
-        share = -(-self.batch // c.data)
-        return -(-share // c.parts)
+    def _family(self, rows: Rows) -> Family:
+        if rows.split == _WHOLE:
+            return self.whole
+        samples, replicas = np.unique(rows.samples).tolist(), np.unique(rows.data).tolist()
+        return Family(self.tables, rows.split, rows.halo, samples, replicas)
 
-    def pair(self, c: Candidate) -> tuple[Table, Table | None]:
-        """Return the tables of the stages that are split and of the single-rank ones behind them."""
-        samples = self.samples(c)
-        first = self.tables.table(c.split, c.halo, samples, c.data)
-        return first, self.tables.table(_WHOLE, "layer", samples, c.data) if c.singles else None
+    def seconds(self, index: int) -> Floats:
+        """Return seconds that the plans of one family cannot beat, wherever the network is cut."""
+        rows, family = self.rows[index], self.families[index]
+        at, replicas = lookup(family.samples, rows.samples), lookup(family.replicas, rows.data)
+        total, weight, statistics = family.totals
+        seconds = total[at] + statistics[replicas]
+        # No stage is faster than the slowest layer.
+        layer = (family.forward + family.backward).max(axis=1)
+        slowest = np.maximum(seconds / rows.stages, layer[at])
+        result = least_seconds(rows, seconds, weight[at], slowest)
+        tiled_first = np.flatnonzero(rows.singles)
+        if len(tiled_first):
+            result[tiled_first] = self._tiled_first(family, rows.only(rows.singles > 0))
+        return result
 
-    def bound(self, c: Candidate) -> float:
-        """Return seconds that the candidate cannot beat, wherever the network is cut."""
-        samples = self.samples(c)
-        if c.singles:
-            # Each layer may be on either side of the cut.
-            least = self.tables.least(c.split, c.halo, samples)
-            return _any_cut(c, least, least / c.stages)
-        key = (c.split, c.halo, samples, c.data)
-        if key not in self._totals:
-            self._totals[key] = self.tables.total(*key)
-        total = self._totals[key]
-        if c.stages == 1:
-            trained = self.tables.totals(c.split, c.halo)[1]
-            return c.parts * total + self._reduce_seconds(c, trained, c.split)
-        return _any_cut(c, total, total / c.stages)
+    def _tiled_first(self, family: Family, rows: Rows) -> Floats:
+        """Return the same where only the first stage is split: for the best of its ends."""
+        whole, all_rows = self.whole, rows
+        distinct, back = _distinct(rows.samples, rows.data, rows.stages)
+        rows = rows.only(distinct)
+        at, replicas = lookup(family.samples, rows.samples), lookup(family.replicas, rows.data)
+        behind, others = lookup(whole.samples, rows.samples), lookup(whole.replicas, rows.data)
+        mine = family.sums
+        front, (rest, lighter_rest) = mine.forward + mine.backward, self._rest
+        shared, apart = family.running_statistics, self.whole.running_statistics
 
-    def closer_bound(self, c: Candidate) -> float:
-        """Return seconds that the candidate cannot beat when the network is cut as the runtime cuts it."""
-        sums = self._stage_sums(c)
-        times = sums["forward"] + sums["backward"]
-        tails = np.array(self._tails(c, sums["trained"]))
-        before = np.concatenate(([0.0], np.cumsum(times)))[:-1]
-        if not is_bidirectional(c.schedule):
-            return float(np.max(before + c.parts * times + tails))
-        both = (times + times[::-1]) * c.parts / 2 + tails
-        way = _any_cut(c, float(np.sum(times)), 0.0)
-        if c.schedule == "bidirectional":
-            way = max(way, float(np.max(before + c.parts / 2 * times)))
-        return max(way + float(tails.min()), float(np.max(both)))
+        def first(place: NDArray[np.int_]) -> Floats:
+            return front[at, place] + shared[replicas, place]
 
-    def least_bytes(self, c: Candidate) -> float:
+        def second(place: NDArray[np.int_]) -> Floats:
+            left = rest[behind, -1] - rest[behind, place] + apart[others, -1] - apart[others, place]
+            each: Floats = left / rows.singles
+            return each
+
+        starts = self._starts(family.split.width, rows.singles)
+        slowest = crossing(first, second, starts, len(self.graph.layers))[back]
+        whole_rows = [self.whole.samples[n] for n in family.samples]
+        total = _either(front, rest[whole_rows])
+        lighter = _either(front - mine.weight, lighter_rest[whole_rows])
+        at = at[back]
+        return least_seconds(all_rows, total[at], (total - lighter)[at], slowest)
+
+    def least_bytes(self, index: int) -> Floats:
         """Return bytes that the fullest rank cannot go below, wherever the network is cut."""
-        share = self.samples(c) / self.batch
-        saved, trained = self.tables.totals(c.split, c.halo)
-        if c.singles:
-            saved, trained = min(saved, self.tables.totals(_WHOLE, "layer")[0]), 0.0
-        each = (saved * share + (2 + self.slots) * trained) / c.stages
-        return self.machine.device.baseline_bytes + each
+        rows, family = self.rows[index], self.families[index]
+        saved, weights, trained = (column.sum() for column in family.bytes_each)
+        share = rows.samples / self.graph.batch
+        least = least_bytes(rows, share * saved, weights + (1 + self.slots) * trained)
+        tiled_first = np.flatnonzero(rows.singles)
+        if len(tiled_first):
+            least[tiled_first] = self._tiled_first_bytes(family, rows.only(rows.singles > 0))
+        largest = np.where(rows.singles > 0, min(family.largest, self.whole.largest), family.largest)
+        return least + 3 * share * largest + self.machine.device.baseline_bytes
+
+    def _tiled_first_bytes(self, family: Family, rows: Rows) -> Floats:
+        mine, theirs = family.sums, self.whole.sums
+        alive, inverse = bytes_behind(rows)
+        distinct, back = _distinct(rows.samples, alive, inverse, rows.singles)
+        alive, inverse = alive[distinct], inverse[distinct]
+        starts = self._starts(family.split.width, rows.singles[distinct])
+        share = rows.samples[distinct] / self.graph.batch
+        front = mine.weights + (1 + self.slots) * mine.trained
+        rest = theirs.weights + (1 + self.slots) * theirs.trained
+
+        def first(place: NDArray[np.int_]) -> Floats:
+            return alive * share * mine.saved[place] + front[place]
+
+        def second(place: NDArray[np.int_]) -> Floats:
+            saved, state = theirs.saved[-1] - theirs.saved[place], rest[-1] - rest[place]
+            each: Floats = (share * saved + state / alive) / inverse
+            return each
+
+        return crossing(first, second, starts, len(self.graph.layers))[back]
+
+    @cached_property
+    def _rest(self) -> tuple[Floats, Floats]:
+        """Return running sums of layers that are not split: all seconds, and those that are waited for."""
+        sums = self.whole.sums
+        both = sums.forward + sums.backward
+        return both, both - sums.weight
+
+    def _starts(self, width: int, singles: NDArray[np.int_]) -> NDArray[np.int_]:
+        """Return for each number of single-rank stages how far the first stage reaches at least."""
+        distinct, where = np.unique(singles, return_inverse=True)
+        for count in distinct.tolist():
+            if (width, count) not in self._earliest:
+                self._earliest[width, count] = earliest_cut(self.graph, width, count)
+        return np.array([self._earliest[width, count] for count in distinct.tolist()])[where]
+
+    def at_cuts(self, index: int, rows: Rows) -> Floats:
+        """Return seconds that plans with the same stages cannot beat where the runtime cuts them.
+
+        As in `bounds`, with what each stage takes; messages and sums of gradients are left out.
+        """
+        what, family = rows.shapes[int(rows.shape[0])], self.families[index]
+        bounds = self._bounds(index, int(rows.shape[0]))
+        both, weight = _at(family, bounds, rows)
+        if what.singles:
+            rest, lighter = _at(self.whole, bounds, rows)
+            both[:, what.count :], weight[:, what.count :] = rest[:, what.count :], lighter[:, what.count :]
+        return least_at_cuts(rows, both, weight)
+
+    def _bounds(self, index: int, shape: int) -> NDArray[np.int_]:
+        cuts = self.cuts(self.candidate(index, int(np.searchsorted(self.rows[index].shape, shape))))
+        return np.array([0, *cuts, len(self.graph.layers)])
+
+    def pipeline(self, index: int, shape: int) -> Pipeline:
+        """Return one shape of a family; those that were asked for last are kept."""
+        key = (index, shape)
+        if key not in self._pipelines:
+            rows = self.rows[index]
+            what = rows.shapes[shape]
+            bounds = self._bounds(index, shape)
+            self._pipelines[key] = Pipeline(
+                self.families[index], self.whole, what, bounds, self.crossing, self.slots
+            )
+        self._pipelines.move_to_end(key)
+        if len(self._pipelines) > _MOST_PIPELINES:
+            self._pipelines.popitem(last=False)
+        return self._pipelines[key]
 
     def cuts(self, c: Candidate) -> tuple[int, ...]:
         """Return where the runtime would cut."""
@@ -128,107 +201,43 @@ class Coarse:
             self._cuts[key] = choose_cuts(self.graph, c.plan()) if c.stages > 1 else ()
         return self._cuts[key]
 
-    def evaluate(self, c: Candidate) -> Outcome:
-        """Return time and memory of a candidate."""
-        sums = self._stage_sums(c)
-        ahead = self._messages(c)
-        stages = Stages(sums["forward"].tolist(), sums["backward"].tolist(), ahead, ahead)
-        ends, busy = run(order_of(c.stages, c.schedule, c.micro_batches, c.replication), stages)
-        tails = self._tails(c, sums["trained"])
-        seconds = float(max(end + tail for end, tail in zip(ends, tails, strict=True)))
-        # Last, everybody learns the loss.
-        seconds += self.machine.tier((0, c.ranks - 1)).collective_seconds("all_reduce", c.ranks, 8)
-        peak = self._peak(c, sums)
-        slowest = max(range(c.stages), key=busy.__getitem__)
-        parts = {
-            "compute and exchanges": busy[slowest],
-            "reduction and update": tails[slowest],
-            "bubble": seconds - busy[slowest] - tails[slowest],
-        }
-        return Outcome(seconds, peak, parts)
+    def candidate(self, index: int, row: int) -> Candidate:
+        """Return the plan of a row."""
+        rows = self.rows[index]
+        return candidate(rows.split, rows.halo, rows.shapes[rows.shape[row]], TIMINGS[int(rows.timing[row])])
 
-    def peak_bytes(self, c: Candidate) -> float:
-        """Return the bytes of the fullest rank."""
-        return self._peak(c, self._stage_sums(c))
-
-    def _stage_sums(self, c: Candidate) -> dict[str, Floats]:
-        """Return what the layers of each stage add up to."""
-        if self._last is not None and self._last[0] is c:
-            return self._last[1]
-        first, rest = self.pair(c)
-        bounds = np.array([0, *self.cuts(c), len(self.graph.layers)])
-        result = {}
-        for name in ("forward", "backward", "saved", "weights", "trained", "parcels"):
-            sums: Floats = np.diff(getattr(first, name)[bounds])
-            if rest is not None:
-                sums = np.concatenate((sums[: c.count], np.diff(getattr(rest, name)[bounds])[c.count :]))
-            result[name] = sums
-        self._last = (c, result)
-        return result
-
-    def _tails(self, c: Candidate, trained: Floats) -> list[float]:
-        """Return the seconds of every position behind its last backward pass."""
-        tails = []
-        both = is_bidirectional(c.schedule)
-        for t, split in zip(trained.tolist(), _splits(c), strict=True):
-            key = (t, split, c.data, c.count, c.singles, both)
-            if key not in self._known_tails:
-                self._known_tails[key] = self._reduce_seconds(c, t, split)
-            tails.append(self._known_tails[key])
-        if is_bidirectional(c.schedule):
-            tails = [a + b for a, b in zip(tails, reversed(tails), strict=True)]
-        return tails
-
-    def _messages(self, c: Candidate) -> list[float]:
-        share, splits = self.samples(c) / self.batch, _splits(c)
-        result, end = [], 0
-        for s, cut in enumerate(self.cuts(c)):
-            end += splits[s].width
-            narrow = min(splits[s].width, splits[s + 1].width)
-            tier = self.machine.tier((end - 1, end))
-            result.append(tier.message_seconds(self.crossing[cut] * share / narrow))
-        return result
-
-    def _reduce_seconds(self, c: Candidate, trained: float, split: Split) -> float:
-        """Return what is left of a stage's gradient sums behind its last backward pass, and its update."""
-        device = self.machine.device
-        update = trained / (device.update_bytes_per_second or device.memory_bandwidth / 6)
-        shared = split.width if split.way is Way.SPATIAL else 1
-        count = c.data * shared * (2 if is_bidirectional(c.schedule) else 1)
-        if count < 2 or not trained:
-            return update
-        tier = self.machine.tier((0, c.ranks - 1 if c.data > 1 else split.width * c.stages - 1))
-        flows = min(self.machine.node.devices, c.ranks // (c.data * shared)) if c.data > 1 else 1
-        seconds = tier.collective_seconds("all_reduce", count, trained, max(1, flows))
-        last = min(1.0, BUCKET_BYTES / trained)
-        return update + seconds * (last + (1 - last) * (1 - tier.overlap))
-
-    def _peak(self, c: Candidate, sums: dict[str, Floats]) -> float:
-        first, rest = self.pair(c)
-        order = np.arange(c.stages)
-        alive = {
-            "1f1b": np.minimum(c.parts, c.stages - order),
-            "gems-mast": np.full(c.stages, c.micro_batches),
-            "gems-master": np.full(c.stages, c.micro_batches),
-            "bidirectional": np.full(c.stages, min(c.parts, c.stages + 1)),
-        }.get(c.schedule, np.full(c.stages, c.parts))
-        flat = 1 if c.ranks > c.stages or is_bidirectional(c.schedule) else 0
-        state = sums["weights"] + sums["parcels"] + (1 + self.slots + flat) * sums["trained"]
-        if is_bidirectional(c.schedule):
-            state = state + state[::-1]
-        largest = max(first.largest, rest.largest if rest else 0.0)
-        return float(np.max(sums["saved"] * alive + state)) + 3 * largest + self.machine.device.baseline_bytes
+    def evaluate(self, index: int, row: int) -> Outcome:
+        """Return time and memory of the plan of a row."""
+        rows = self.rows[index]
+        pipeline = self.pipeline(index, int(rows.shape[row]))
+        return pipeline.evaluate(int(rows.timing[row]), int(rows.samples[row]))
 
 
-def _splits(c: Candidate) -> list[Split]:
-    return [c.split] * c.count + [_WHOLE] * c.singles
+def _at(family: Family, bounds: NDArray[np.int_], rows: Rows) -> tuple[Floats, Floats]:
+    """Return the seconds of the stages of every plan: all of them, and those for weights."""
+    at, replicas = lookup(family.samples, rows.samples), lookup(family.replicas, rows.data)
+    sums = family.sums
+    both = np.diff(sums.forward[:, bounds] + sums.backward[:, bounds])
+    statistics = np.diff(family.running_statistics[:, bounds])
+    return both[at] + statistics[replicas], np.diff(sums.weight[:, bounds])[at]
 
 
-def _any_cut(c: Candidate, total: float, share: float) -> float:
-    """Return what no cut can beat: `total` are seconds of a micro-batch, `share` of its slowest stage."""
-    if c.schedule in ("gems-mast", "gems-master"):
-        rounds, parts = c.parts // c.micro_batches, c.micro_batches
-    else:
-        rounds, parts = 2, c.parts // 2 if c.schedule == "bidirectional" else c.parts
-    way = total / (1 - (1 - 1 / parts) ** c.stages) if parts > 1 else total
-    return max(rounds / 2 * way, c.parts * share)
+def _either(front: Floats, rest: Floats) -> Floats:
+    """Return the least sum of what is in front of a place and what is behind it, for each row."""
+    least: Floats = (front + rest[:, -1:] - rest).min(axis=1)
+    return least
+
+
+def _distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return one row of each kind, and for every row the place of its kind among them."""
+    keys = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        _, numbers = np.unique(column, return_inverse=True)
+        keys = keys * (int(numbers.max(initial=0)) + 1) + numbers
+    _, first, back = np.unique(keys, return_index=True, return_inverse=True)
+    return first, back
+
+
+def lookup(numbers: dict[int, int], values: NDArray[np.int_]) -> NDArray[np.intp]:
+    """Return the place of each value among rising numbers."""
+    return np.searchsorted(np.array(list(numbers)), values)

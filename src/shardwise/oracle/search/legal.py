@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from shardwise.graph import Graph, Kind
 from shardwise.oracle.kernels import WEIGHTED
-from shardwise.oracle.search.space import Candidate
+from shardwise.oracle.search.bounds import Bools, Rows
 from shardwise.plan import Split, Way
 
 
 class Legality:
-    """Say why a candidate cannot be used, in words; empty if it can."""
+    """Say why plans cannot be used, in words."""
 
     def __init__(self, graph: Graph) -> None:
         inputs = [layer.shape for layer in graph.inputs]
+        self.batch = graph.batch
         self.extents = max(inputs, key=len)[2:] if inputs else ()
         weighted = [layer for layer in graph if layer.kind in WEIGHTED]
         self.layers = sum(1 for layer in graph if layer.kind is not Kind.INPUT)
@@ -36,14 +37,17 @@ class Legality:
             return f"no layer has the {split.width} {what} that {split} needs"
         return ""
 
-    def of(self, c: Candidate, batch: int) -> str:
-        """Say why a candidate cannot be used."""
-        if c.stages > self.layers:
-            return f"{c.stages} stages for {self.layers} layers"
-        shares = c.data * c.parts
-        if shares > batch:
-            return f"{batch} samples for {shares} shares (replicas x micro-batches)"
+    def of_sizes(self, stages: int, shares: int) -> str:
+        """Say why a network and its mini-batch cannot be cut into so many stages and shares."""
+        if stages > self.layers:
+            return f"{stages} stages for {self.layers} layers"
+        if shares > self.batch:
+            return f"{self.batch} samples for {shares} shares (replicas x micro-batches)"
         return ""
+
+    def of_rows(self, rows: Rows) -> Bools:
+        """Tell which plans cannot be used for this reason."""
+        return (rows.stages > self.layers) | (rows.data * rows.parts > self.batch)
 
 
 def _features(kind: Kind) -> int:

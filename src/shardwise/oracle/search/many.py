@@ -1,4 +1,4 @@
-"""Ask a roofline for many layers at once, for any share of the mini-batch."""
+"""Ask a roofline for many layers at once, for many shares of the mini-batch."""
 
 from __future__ import annotations
 
@@ -10,56 +10,65 @@ from numpy.typing import NDArray
 from shardwise.graph import Kind
 from shardwise.machine import Curve
 from shardwise.oracle.kernels import WEIGHTED, Direction, Roofline
-from shardwise.oracle.search.classes import LayerClass
+from shardwise.oracle.search.parts import LayerClass
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
-class ManyRooflines:
-    """The operations and bytes of some classes of layers, as arrays; same answers as one by one."""
+def rooflines(
+    roofline: Roofline, classes: Sequence[LayerClass], shares: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Return seconds forward, backward for values and backward for weights: a row for each share.
 
-    def __init__(self, roofline: Roofline, classes: Sequence[LayerClass]) -> None:
-        self.device = roofline.device
-        self.passes = np.array(
-            [3 if c.task.shared else 2 if c.task.layer.kind is Kind.NORMALISATION else 1 for c in classes]
-        )
-        self.columns = {direction: _Column(roofline, classes, direction) for direction in Direction}
-
-    def seconds(self, share: float) -> tuple[Floats, Floats]:
-        """Return forward and backward seconds of every class for a share of the samples."""
-        columns = {d: column.seconds(share, self.passes) for d, column in self.columns.items()}
-        backward = columns[Direction.BACKWARD_INPUT] + columns[Direction.BACKWARD_WEIGHT]
-        return columns[Direction.FORWARD], backward
+    The answers are those of the roofline asked one by one.
+    """
+    passes = np.array(
+        [3 if c.task.shared else 2 if c.task.layer.kind is Kind.NORMALISATION else 1 for c in classes]
+    )
+    stored = np.array([_stored(c) for c in classes])
+    columns = [_column(roofline, classes, direction, shares, passes, stored) for direction in Direction]
+    return columns[0], columns[1], columns[2]
 
 
-class _Column:
-    def __init__(self, roofline: Roofline, classes: Sequence[LayerClass], direction: Direction) -> None:
-        device = roofline.device
-        self.bandwidth = device.memory_bandwidth
-        forward = direction is Direction.FORWARD
-        self.overhead = device.overhead_forward_seconds if forward else device.overhead_backward_seconds
-        self.wanted = np.array([_wanted(c, direction) for c in classes])
-        self.flops = np.array([c.task.flops(direction) for c in classes])
-        moved = np.array([c.task.nbytes(direction) for c in classes])
-        self.stored = np.where(moved > 0, np.array([_stored(c) for c in classes]), 0.0)
-        self.values = moved - self.stored
-        self.wanted &= moved > 0
-        self.peak = np.array([device.peak(c.task.layer.outputs[0].dtype) for c in classes])
-        self.curves: list[tuple[Curve, NDArray[np.bool_]]] = []
-        names = [(f"{c.task.layer.kind}/{direction}", str(c.task.layer.kind)) for c in classes]
-        found = [device.efficiency.get(a) or device.efficiency.get(b) for a, b in names]
-        for curve in {id(c): c for c in found if c is not None}.values():
-            self.curves.append((curve, np.array([other is curve for other in found])))
+def _column(
+    roofline: Roofline,
+    classes: Sequence[LayerClass],
+    direction: Direction,
+    shares: Floats,
+    passes: NDArray[np.int_],
+    stored: Floats,
+) -> Floats:
+    device = roofline.device
+    forward = direction is Direction.FORWARD
+    overhead = device.overhead_forward_seconds if forward else device.overhead_backward_seconds
+    wanted = [_wanted(c, direction) for c in classes]
+    pairs = [
+        (c.task.flops(direction), c.task.nbytes(direction)) if used else (0.0, 0.0)
+        for c, used in zip(classes, wanted, strict=True)
+    ]
+    flops, moved = np.array(pairs).reshape(-1, 2).T
+    kept = np.where(moved > 0, stored, 0.0)
+    work = shares[:, None] * flops
+    result: Floats = passes * (shares[:, None] * (moved - kept) + kept) / device.memory_bandwidth
+    peak = np.array([device.peak(c.task.layer.outputs[0].dtype) for c in classes])
+    for curve, mine in _curves(roofline, classes, direction, flops > 0):
+        x, y = (np.array(column) for column in zip(*curve.points, strict=True))
+        efficiency = np.interp(np.log(work[:, mine]), np.log(x), y)
+        result[:, mine] = np.maximum(result[:, mine], work[:, mine] / (peak[mine] * efficiency))
+    return np.where(moved > 0, result + overhead, 0.0)
 
-    def seconds(self, share: float, passes: NDArray[np.int_]) -> Floats:
-        flops = self.flops * share
-        result: Floats = passes * (self.values * share + self.stored) / self.bandwidth
-        for curve, mask in self.curves:
-            mine = mask & (flops > 0)
-            x, y = (np.array(column) for column in zip(*curve.points, strict=True))
-            efficiency = np.interp(np.log(flops[mine]), np.log(x), y)
-            result[mine] = np.maximum(result[mine], flops[mine] / (self.peak[mine] * efficiency))
-        return np.where(self.wanted, result + self.overhead, 0.0)
+
+def _curves(
+    roofline: Roofline, classes: Sequence[LayerClass], direction: Direction, computes: Bools
+) -> list[tuple[Curve, Bools]]:
+    """Return the efficiency curves, each with the classes it is for."""
+    known = roofline.device.efficiency
+    kinds = {c.task.layer.kind for c in classes}
+    curves = {kind: known.get(f"{kind}/{direction}") or known.get(str(kind)) for kind in kinds}
+    found = [curves[c.task.layer.kind] for c in classes]
+    distinct = {id(curve): curve for curve in found if curve is not None}
+    return [(curve, computes & np.array([f is curve for f in found])) for curve in distinct.values()]
 
 
 def _wanted(c: LayerClass, direction: Direction) -> bool:

@@ -14,11 +14,44 @@ from dataclasses import dataclass
 
 from shardwise.plan import Plan, Split, Way
 
-SCHEDULES = ("layer", "gpipe", "1f1b", "gems-mast", "gems-master", "bidirectional")
+SCHEDULES = ("layer", "gpipe", "1f1b", "zero-bubble", "gems-mast", "gems-master", "bidirectional")
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 REPLICATIONS = (2, 4)
 HALOS = ("layer", "fused")
 _FEW = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When the stages of a plan work."""
+
+    schedule: str
+    micro_batches: int
+    replication: int
+
+    @property
+    def rounds(self) -> int:
+        """Return how often the direction changes."""
+        return {"gems-mast": 2, "gems-master": 2 * self.replication}.get(self.schedule, 1)
+
+    @property
+    def parts(self) -> int:
+        """Return into how many micro-batches a replica's share is cut."""
+        return self.micro_batches * self.rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a replica is built: stages that are split alike, single-rank ones behind them; and the replicas."""
+
+    count: int
+    singles: int
+    data: int
+
+    @property
+    def stages(self) -> int:
+        """Return the number of stages."""
+        return self.count + self.singles
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +80,7 @@ class Candidate:
     @property
     def parts(self) -> int:
         """Return into how many micro-batches a replica's share is cut."""
-        rounds = {"gems-mast": 2, "gems-master": 2 * self.replication}
-        return self.micro_batches * rounds.get(self.schedule, 1)
+        return Timing(self.schedule, self.micro_batches, self.replication).parts
 
     def plan(self) -> Plan:
         """Return the plan."""
@@ -74,12 +106,24 @@ def candidates(ranks: int, dims: int, *, exact: bool = False) -> Iterator[Candid
         exact: only plans without idle ranks.
     """
     for split in splits(ranks, dims):
-        for count, singles in shapes(ranks, split):
-            size = count * split.width + singles
-            for data in replicas(ranks, size, exact):
-                for schedule, micro, replication in timings(count + singles):
-                    for halo in halos_of(split):
-                        yield Candidate(data, split, count, singles, schedule, micro, replication, halo)
+        for shape in shapes(ranks, split, exact):
+            for timing in timings(shape.stages):
+                for halo in halos_of(split):
+                    yield candidate(split, halo, shape, timing)
+
+
+def candidate(split: Split, halo: str, shape: Shape, timing: Timing) -> Candidate:
+    """Put a plan together."""
+    return Candidate(
+        shape.data,
+        split,
+        shape.count,
+        shape.singles,
+        timing.schedule,
+        timing.micro_batches,
+        timing.replication,
+        halo,
+    )
 
 
 def halos_of(split: Split) -> tuple[str, ...]:
@@ -87,20 +131,17 @@ def halos_of(split: Split) -> tuple[str, ...]:
     return HALOS if split.way is Way.SPATIAL else HALOS[:1]
 
 
-def sizes(ranks: int, factors: tuple[int, ...] = (1, 3)) -> list[int]:
-    """Return the numbers of stages to try: all of a few, else divisors, 2^k and 3 x 2^k; parts only 2^k."""
+def sizes(ranks: int) -> list[int]:
+    """Return the numbers of stages and parts to try: all of a few, else divisors and powers of two."""
     if ranks <= _FEW:
         return list(range(1, ranks + 1))
-    found = {d for d in range(1, ranks + 1) if ranks % d == 0}
-    for factor in factors:
-        found |= {factor << k for k in range(ranks.bit_length()) if factor << k <= ranks}
-    return sorted(found)
+    return sorted({d for d in range(1, ranks + 1) if ranks % d == 0 or d & (d - 1) == 0})
 
 
 def splits(ranks: int, dims: int) -> Iterator[Split]:
     """Yield every way to share out a stage: not at all, by tiles of any grid, by filters, by channels."""
     yield Split()
-    for width in sizes(ranks, (1,))[1:]:
+    for width in sizes(ranks)[1:]:
         if dims:
             for grid in _grids(width, dims):
                 yield Split(Way.SPATIAL, grid)
@@ -116,31 +157,31 @@ def _grids(width: int, dims: int) -> Iterator[tuple[int, ...]]:
             yield (*grid, rest)
 
 
-def shapes(ranks: int, split: Split) -> Iterator[tuple[int, int]]:
-    """Yield (stages split alike, single-rank stages behind them)."""
-    for count in sizes(ranks):
-        if count * split.width <= ranks:
-            yield count, 0
+def shapes(ranks: int, split: Split, exact: bool = False) -> Iterator[Shape]:
+    """Yield every arrangement of stages and replicas: all stages alike, or only the first of them tiled."""
+    arrangements = [(count, 0) for count in sizes(ranks) if count * split.width <= ranks]
     if split.way is Way.SPATIAL:
-        for singles in sizes(ranks):
-            if split.width + singles <= ranks:
-                yield 1, singles
+        arrangements += [(1, singles) for singles in sizes(ranks) if split.width + singles <= ranks]
+    for count, singles in arrangements:
+        for data in replicas(ranks, count * split.width + singles, exact):
+            yield Shape(count, singles, data)
 
 
 def replicas(ranks: int, size: int, exact: bool) -> list[int]:
-    """Return the numbers of replicas to try: as many as fit, and every count that divides those."""
+    """Return the numbers of replicas to try: every one for a few ranks, else as many as fit."""
     most = ranks // size
     if exact:
         return [most] if most * size == ranks else []
-    return [most] if ranks > _FEW else list(range(1, most + 1))
+    return list(range(1, most + 1)) if ranks <= _FEW else [most]
 
 
-def timings(stages: int) -> Iterator[tuple[str, int, int]]:
-    """Yield (schedule, micro-batches, replication)."""
+def timings(stages: int) -> tuple[Timing, ...]:
+    """Return every schedule with its micro-batches; with one stage all schedules are the same."""
+    return _ONE if stages == 1 else _MANY
+
+
+def _many() -> Iterator[Timing]:
     for micro in MICRO_BATCHES:
-        if stages == 1:
-            yield "1f1b", micro, 1
-            continue
         for schedule in SCHEDULES:
             # With one micro-batch gpipe and 1f1b are the program of `layer`.
             if (schedule == "layer") != (micro == 1) and schedule in ("layer", "gpipe", "1f1b"):
@@ -148,4 +189,8 @@ def timings(stages: int) -> Iterator[tuple[str, int, int]]:
             if schedule == "bidirectional" and micro % 2:
                 continue
             for replication in REPLICATIONS if schedule == "gems-master" else (1,):
-                yield schedule, micro, replication
+                yield Timing(schedule, micro, replication)
+
+
+_MANY = tuple(_many())
+_ONE = tuple(Timing("1f1b", micro, 1) for micro in MICRO_BATCHES)

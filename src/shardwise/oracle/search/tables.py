@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,194 +12,207 @@ from numpy.typing import NDArray
 
 from shardwise.geometry import Box
 from shardwise.graph import Source
-from shardwise.machine import Machine, Tier
+from shardwise.machine import Machine
 from shardwise.oracle.kernels import WEIGHTED, Direction, KernelTimes, Roofline, Task
-from shardwise.oracle.search.classes import Classes, LayerClass, Sorter
-from shardwise.oracle.search.many import ManyRooflines
+from shardwise.oracle.search.classes import Sorter
+from shardwise.oracle.search.many import rooflines
+from shardwise.oracle.search.parts import LayerClass
 from shardwise.plan import Split
 
 Floats = NDArray[np.float64]
-_WHOLE = Split()
-_MOST_TABLES = 256
+_MOST_SUMS = 144
 
 
 @dataclass(frozen=True)
-class Table:
+class Sums:
     """Running sums over the layers of the graph: entry i counts the layers before i.
 
-    `forward` and `backward` are seconds of one micro-batch, communication inside the group included;
-    `saved` are bytes of activations kept for backward, `weights` and `trained` bytes of one rank.
-    `parcels` are the buffers of exchanges, `largest` is the largest value that any layer makes.
+    The first three have a row for each number of samples: seconds of one micro-batch, communication inside
+    the group included; `weight` is the part of `backward` that only makes gradients of weights. The others
+    are bytes of one rank: `saved` (kept for backward) and `parcels` (buffers of exchanges) for the whole
+    mini-batch.
     """
 
     forward: Floats
     backward: Floats
+    weight: Floats
     saved: Floats
     weights: Floats
     trained: Floats
     parcels: Floats
-    largest: float
+
+
+class Family:
+    """All plans that split stages in one way: what the classes of layers cost.
+
+    Args:
+        tables: of the network and the machine.
+        split, halo: how stages are split.
+        samples: of all micro-batches that are asked for.
+        replicas: all numbers of replicas that are asked for.
+    """
+
+    def __init__(
+        self, tables: Tables, split: Split, halo: str, samples: Sequence[int], replicas: Sequence[int]
+    ) -> None:
+        self.tables, self.split, self.halo = tables, split, halo
+        self.samples = {n: i for i, n in enumerate(sorted(set(samples)))}
+        self.replicas = {n: i for i, n in enumerate(sorted(set(replicas)))}
+        self.shares: Floats = np.array(list(self.samples), dtype=np.float64) / tables.batch
+        self.classes = tables.sorter.sort(split, halo)
+        self.forward, self.backward, self.weight = self._prices()
+        self.there, self.back = self._statistics()
+        self.largest = max(c.made for c in self.classes.classes)
+
+    def column(self, name: str) -> Floats:
+        """Return a number of bytes of every class."""
+        return np.array([getattr(c, name) for c in self.classes.classes], dtype=np.float64)
 
     @cached_property
-    def both(self) -> Floats:
-        """Return forward and backward together."""
-        return self.forward + self.backward
+    def totals(self) -> tuple[Floats, Floats, Floats]:
+        """Return the seconds of all layers: of micro-batches, their weights' part, shared statistics."""
+        counts = self.classes.counts
+        both = (self.forward + self.backward) @ counts
+        return both, self.weight @ counts, (self.there + self.back) @ counts
+
+    @cached_property
+    def running_statistics(self) -> Floats:
+        """Return running sums of shared statistics both ways, with a row for each number of replicas."""
+        return self.tables.running((self.there + self.back)[:, self.classes.of])
+
+    @cached_property
+    def bytes_each(self) -> tuple[Floats, Floats, Floats]:
+        """Return the bytes of every layer: saved, of weights, and trained."""
+        of = self.classes.of
+        return self.column("saved")[of], self.column("weights")[of], self.column("trained")[of]
+
+    @property
+    def sums(self) -> Sums:
+        """Return the running sums; those that were asked for last are kept."""
+        return self.tables.sums_of(self)
+
+    def statistics(self, replicas: int) -> tuple[Floats, Floats]:
+        """Return running sums of the seconds of shared statistics, forwards and backwards."""
+        row = self.replicas[replicas]
+        running = self.tables.running
+        return running(self.there[row][self.classes.of]), running(self.back[row][self.classes.of])
+
+    def make_sums(self) -> Sums:
+        """Add up over the layers of the graph."""
+        of, running = self.classes.of, self.tables.running
+        saved, weights, trained = self.bytes_each
+        # Of parcels: what arrives and about as much that leaves, in both directions.
+        parcels = [4 * sum(m.nbytes for m in c.moves if not m.reduces) for c in self.classes.classes]
+        return Sums(
+            running(self.forward[:, of]),
+            running(self.backward[:, of]),
+            running(self.weight[:, of]),
+            running(saved),
+            running(weights),
+            running(trained),
+            running(np.array(parcels)[of]),
+        )
+
+    def _prices(self) -> tuple[Floats, Floats, Floats]:
+        """Return the seconds of every class without shared statistics, a row for each number of samples."""
+        classes, kernels = self.classes.classes, self.tables.kernels
+        if isinstance(kernels, Roofline):
+            forward, value, weight = rooflines(kernels, classes, self.shares)
+        else:
+            found = [[self.tables.compute(c, n) for c in classes] for n in self.samples]
+            forward, value, weight = np.moveaxis(np.array(found, dtype=np.float64), 2, 0)
+        moving = self._moving()
+        grads = np.array([c.grad for c in classes])
+        return forward + moving, value + weight + moving * grads, weight
+
+    def _moving(self) -> Floats:
+        """Return the seconds of all exchanges in front of every class."""
+        machine, width = self.tables.machine, self.split.width
+        result = np.zeros((len(self.shares), len(self.classes.classes)))
+        tier = machine.tier((0, width - 1))
+        known: dict[tuple[float, int, bool], Floats] = {}
+        for i, c in enumerate(self.classes.classes):
+            for move in c.moves:
+                key = (move.nbytes, move.peers, move.reduces)
+                if key not in known:
+                    sizes = (self.shares * move.nbytes).tolist()
+                    if move.reduces:
+                        times = [tier.collective_seconds("all_reduce", width, size) for size in sizes]
+                    else:
+                        peers = move.peers
+                        times = [peers * tier.exchange_seconds(size / peers) for size in sizes]
+                    copies = 4 * move.nbytes * self.shares / machine.device.memory_bandwidth
+                    known[key] = np.array(times) + copies
+                result[:, i] += known[key]
+        return result
+
+    def _statistics(self) -> tuple[Floats, Floats]:
+        """Return the seconds of the sums of shared statistics, a row for each number of replicas."""
+        classes, width = self.classes.classes, self.split.width
+        there = np.zeros((len(self.replicas), len(classes)))
+        back = np.zeros_like(there)
+        norms = [(i, c.channels, c.task.shared) for i, c in enumerate(classes) if c.channels]
+        kinds = {(channels, shared) for _, channels, shared in norms}
+        for row, replicas in enumerate(self.replicas):
+            tier = self.tables.machine.tier((0, width * replicas - 1))
+            known = {}
+            for channels, shared in kinds:
+                ranks = replicas * (width if shared else 1)
+                ask = tier.collective_seconds
+                known[channels, shared] = (
+                    ask("all_reduce", ranks, 24 * channels),
+                    ask("all_reduce", ranks, 16 * channels),
+                )
+            for i, channels, shared in norms:
+                there[row, i], back[row, i] = known[channels, shared]
+        return there, back
 
 
 class Tables:
-    """Make tables for one network on one machine; classes, prices and sums are remembered."""
+    """What all families of one network on one machine share."""
 
     def __init__(self, sorter: Sorter, machine: Machine, kernels: KernelTimes) -> None:
         self.sorter, self.machine, self.kernels = sorter, machine, kernels
-        self.batch, self.length = sorter.graph.batch, len(sorter.graph.layers)
-        self._classes: dict[tuple[Split, str], Classes] = {}
-        self._prices: dict[tuple[Split, str, int], tuple[Floats, Floats]] = {}
-        self._statistics: dict[tuple[Split, str, int], tuple[Floats, Floats]] = {}
-        self._sizes: dict[tuple[Split, str], tuple[Floats, Floats, Floats, Floats, float]] = {}
-        self._tables: dict[tuple[Split, str, int, int], Table] = {}
-        self._many: dict[int, ManyRooflines] = {}
-        self._least: dict[tuple[Split, str, int], float] = {}
-        self._whole: dict[tuple[Split, str], tuple[float, float]] = {}
-        self._kernel: dict[tuple[object, ...], tuple[float, float]] = {}
+        self.batch = sorter.graph.batch
+        # Layers that a loss is made of share one place in the graph.
+        self._order = np.argsort(sorter.positions, kind="stable")
+        places = sorter.positions[self._order]
+        self._ends = np.searchsorted(places, np.arange(len(sorter.graph.layers) + 1))
+        self._sums: OrderedDict[int, Sums] = OrderedDict()
+        self._kernel: dict[tuple[object, ...], tuple[float, float, float]] = {}
 
-    def table(self, split: Split, halo: str, samples: int, replicas: int) -> Table:
-        """Return the sums for micro-batches of so many samples, with statistics over so many replicas."""
-        key = (split, halo, samples, replicas)
-        found = self._tables.pop(key, None)
-        # Tables are as long as the network; those that were asked for last are kept.
-        self._tables[key] = found if found is not None else self._table(*key)
-        if len(self._tables) > _MOST_TABLES:
-            del self._tables[next(iter(self._tables))]
-        return self._tables[key]
+    def running(self, values: Floats) -> Floats:
+        """Return running sums over the layers of the graph, beginning with 0."""
+        sums = np.cumsum(values[..., self._order], axis=-1)
+        start = np.zeros((*sums.shape[:-1], 1))
+        return np.concatenate((start, sums), axis=-1)[..., self._ends]
 
-    def total(self, split: Split, halo: str, samples: int, replicas: int) -> float:
-        """Return the seconds of one micro-batch through all layers, both ways."""
-        there, back = self._statistics_of(split, halo, replicas)
-        forward, backward = self._prices_of(split, halo, samples)
-        return float(self.classes(split, halo).counts @ (forward + backward + there + back))
+    def sums_of(self, family: Family) -> Sums:
+        """Return the running sums of a family."""
+        key = id(family)
+        if key not in self._sums:
+            self._sums[key] = family.make_sums()
+        self._sums.move_to_end(key)
+        if len(self._sums) > _MOST_SUMS:
+            self._sums.popitem(last=False)
+        return self._sums[key]
 
-    def least(self, split: Split, halo: str, samples: int) -> float:
-        """Return the seconds through all layers when each takes the better of this split and none."""
-        key = (split, halo, samples)
-        if key not in self._least:
-            pairs = [(self.classes(split, halo), self._prices_of(split, halo, samples))]
-            pairs.append((self.classes(_WHOLE, "layer"), self._prices_of(_WHOLE, "layer", samples)))
-            each = [(forward + backward)[found.of] for found, (forward, backward) in pairs]
-            self._least[key] = float(np.minimum(*each).sum())
-        return self._least[key]
-
-    def classes(self, split: Split, halo: str) -> Classes:
-        """Return the classes of layers under a split."""
-        if (split, halo) not in self._classes:
-            self._classes[split, halo] = self.sorter.sort(split, halo)
-        return self._classes[split, halo]
-
-    def totals(self, split: Split, halo: str) -> tuple[float, float]:
-        """Return the bytes of all layers on one rank: saved for the whole mini-batch, and trained."""
-        found = self.classes(split, halo)
-        if (split, halo) not in self._whole:
-            saved = np.array([c.saved for c in found.classes])
-            trained = np.array([c.trained for c in found.classes])
-            self._whole[split, halo] = (float(found.counts @ saved), float(found.counts @ trained))
-        return self._whole[split, halo]
-
-    def _prices_of(self, split: Split, halo: str, samples: int) -> tuple[Floats, Floats]:
-        key = (split, halo, samples)
-        if key not in self._prices:
-            self._prices[key] = self._price(self.classes(split, halo), samples)
-        return self._prices[key]
-
-    def _statistics_of(self, split: Split, halo: str, replicas: int) -> tuple[Floats, Floats]:
-        key = (split, halo, replicas)
-        if key not in self._statistics:
-            self._statistics[key] = self._reduce(self.classes(split, halo), replicas)
-        return self._statistics[key]
-
-    def _table(self, split: Split, halo: str, samples: int, replicas: int) -> Table:
-        sorted_ = self.classes(split, halo)
-        forward, backward = self._prices_of(split, halo, samples)
-        there, back = self._statistics_of(split, halo, replicas)
-        share = samples / self.batch
-        saved, weights, trained, parcels, largest = self._bytes(split, halo)
-        ahead, behind = self._sums(sorted_, forward + there), self._sums(sorted_, backward + back)
-        return Table(ahead, behind, saved * share, weights, trained, parcels * share, largest * share)
-
-    def _bytes(self, split: Split, halo: str) -> tuple[Floats, Floats, Floats, Floats, float]:
-        """Return the sums of bytes for the whole mini-batch."""
-        if (split, halo) not in self._sizes:
-            sorted_ = self.classes(split, halo)
-            classes = sorted_.classes
-            # Of parcels: what arrives and about as much that leaves, in both directions.
-            parcels = [4 * sum(m.nbytes for m in c.moves if not m.reduces) for c in classes]
-            columns = ([c.saved for c in classes], [c.weights for c in classes], [c.trained for c in classes])
-            saved, weights, trained = (self._sums(sorted_, np.array(column)) for column in columns)
-            largest = max(c.made for c in classes)
-            self._sizes[split, halo] = (
-                saved, weights, trained, self._sums(sorted_, np.array(parcels)), largest
-            )  # fmt: skip
-        return self._sizes[split, halo]
-
-    def _sums(self, sorted_: Classes, values: Floats) -> Floats:
-        each = np.bincount(self.sorter.positions, values[sorted_.of], self.length)
-        return np.concatenate(([0.0], np.cumsum(each)))
-
-    def _price(self, sorted_: Classes, samples: int) -> tuple[Floats, Floats]:
-        """Return forward and backward seconds of every class without shared statistics."""
-        share = samples / self.batch
-        moving = np.array([self._moves(c, sorted_.split, share) for c in sorted_.classes])
-        back = np.where([c.grad for c in sorted_.classes], moving, 0.0)
-        if isinstance(self.kernels, Roofline):
-            if id(sorted_) not in self._many:
-                self._many[id(sorted_)] = ManyRooflines(self.kernels, sorted_.classes)
-            forward, backward = self._many[id(sorted_)].seconds(share)
-        else:
-            pairs = [self._compute(c, samples) for c in sorted_.classes]
-            forward, backward = np.array([f for f, _ in pairs]), np.array([b for _, b in pairs])
-        return forward + moving, backward + back
-
-    def _compute(self, c: LayerClass, samples: int) -> tuple[float, float]:
+    def compute(self, c: LayerClass, samples: int) -> tuple[float, float, float]:
+        """Return seconds forward, backward for values and backward for weights of one micro-batch."""
         task = _resized(c.task, samples, self.batch)
         shapes = tuple(box.shape for box in task.wants)
         key = (c.kind, shapes, task.out.shape, task.shared, c.grad, c.input_grad)
         if key not in self._kernel:
             ask, layer = self.kernels.seconds, task.layer
-            forward = ask(task, Direction.FORWARD).seconds if layer.operands else 0.0
-            backward = 0.0
             weighted = layer.kind in WEIGHTED
+            forward = ask(task, Direction.FORWARD).seconds if layer.operands else 0.0
+            value = weight = 0.0
             if c.grad and (c.input_grad or (c.trained and not weighted)):
-                backward += ask(task, Direction.BACKWARD_INPUT).seconds
+                value = ask(task, Direction.BACKWARD_INPUT).seconds
             if c.grad and c.trained and weighted:
-                backward += ask(task, Direction.BACKWARD_WEIGHT).seconds
-            self._kernel[key] = (forward, backward)
+                weight = ask(task, Direction.BACKWARD_WEIGHT).seconds
+            self._kernel[key] = (forward, value, weight)
         return self._kernel[key]
-
-    def _moves(self, c: LayerClass, split: Split, share: float) -> float:
-        if not c.moves:
-            return 0.0
-        tier, seconds = self._tier(split), 0.0
-        for move in c.moves:
-            nbytes = move.nbytes * share
-            if move.reduces:
-                seconds += tier.collective_seconds("all_reduce", split.width, nbytes)
-            else:
-                seconds += move.peers * tier.exchange_seconds(nbytes / move.peers)
-            seconds += 4 * nbytes / self.machine.device.memory_bandwidth
-        return seconds
-
-    def _tier(self, split: Split) -> Tier:
-        return self.machine.tier((0, split.width - 1))
-
-    def _reduce(self, sorted_: Classes, replicas: int) -> tuple[Floats, Floats]:
-        """Return the seconds of the sums of shared statistics, forwards and backwards, of every class."""
-        width = sorted_.split.width
-        there, back = np.zeros(len(sorted_.classes)), np.zeros(len(sorted_.classes))
-        for i, c in enumerate(sorted_.classes):
-            ranks = replicas * (width if c.task.shared else 1)
-            if c.channels and ranks > 1:
-                tier = self.machine.tier((0, width * replicas - 1))
-                there[i] = tier.collective_seconds("all_reduce", ranks, 24 * c.channels)
-                back[i] = tier.collective_seconds("all_reduce", ranks, 16 * c.channels)
-        return there, back
 
 
 def _resized(task: Task, samples: int, batch: int) -> Task:
