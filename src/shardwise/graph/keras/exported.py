@@ -18,6 +18,8 @@ from shardwise.graph.trace_export import trace_export
 class _Stateless(nn.Module):
     """Call a Keras model with tensors of its module in the places of its variables."""
 
+    of: KerasModule
+
     def __init__(self, module: KerasModule) -> None:
         super().__init__()
         object.__setattr__(self, "of", module)
@@ -27,7 +29,7 @@ class _Stateless(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         """Return the outputs; refuse to where variables would change."""
-        module: KerasModule = self.of
+        module = self.of
         held = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         given = {
             entry.name: entry.view.invert(held[entry.name], tuple(entry.variable.shape))
