@@ -50,12 +50,14 @@ def explain(
     """
     present = {event.category for events in lists.values() for event in events}
     remedies = dict(REMEDIES)
+    alone = machine.device.alone_speedup if machine is not None else 1.0
     if machine is None or seconds_on is None:
         remedies |= MESSAGES
     savings = []
     for words, categories in remedies.items():
         if step > 0 and present & set(categories):
-            savings.append((1 - _replayed(lists, cores, categories, ranks_per_node) / step, words))
+            again = _replayed(lists, cores, categories, ranks_per_node, alone)
+            savings.append((1 - again / step, words))
     if machine is not None and seconds_on is not None and step > 0 and present & set(_messages()):
         for words, better in _networks(machine):
             savings.append((1 - seconds_on(better) / step, words))
@@ -121,7 +123,9 @@ def _quicker(link: Link) -> Link:
     return Link(link.latency_seconds / 2, link.bytes_per_second, table)
 
 
-def _replayed(lists: Lists, cores: int, categories: tuple[str, ...], ranks_per_node: int) -> float:
+def _replayed(
+    lists: Lists, cores: int, categories: tuple[str, ...], ranks_per_node: int, alone: float
+) -> float:
     """Return the seconds of the step with some categories twice as fast."""
 
     def halved(event: Event) -> Event:
@@ -130,5 +134,5 @@ def _replayed(lists: Lists, cores: int, categories: tuple[str, ...], ranks_per_n
         return dataclasses.replace(event, seconds=event.seconds / 2, flight=event.flight / 2)
 
     changed = {rank: [halved(event) for event in events] for rank, events in lists.items()}
-    spans = simulate(changed, cores=cores, ranks_per_node=ranks_per_node)
+    spans = simulate(changed, cores=cores, ranks_per_node=ranks_per_node, alone=alone)
     return max((span.end for span in spans), default=0.0)
