@@ -87,7 +87,7 @@ def measure_trials(
     for group in groups_of([sizes[i] for i in good], limit_bytes):
         chosen = [good[i] for i in group]
         found = job("run_times", ([trials[i] for i in chosen], repeats))
-        rows = [found] * len(chosen) if isinstance(found, str) else list(zip(*found, strict=True))
+        rows: list[Any] = [found] * len(chosen) if isinstance(found, str) else [*zip(*found, strict=True)]
         for i, row in zip(chosen, rows, strict=True):
             results[i] = row if isinstance(row, str) else _together(row, sizes_found[i])
     return results

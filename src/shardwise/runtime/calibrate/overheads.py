@@ -93,7 +93,9 @@ def _stage_times(program: StageProgram, tensors: dict[str, Tensor]) -> tuple[flo
     """Return the times of a stage as the runtime executes it, without messages."""
     wire = LoneWire()
     stage = BoundStage(program, 0, tensors, Wires(wire, wire, wire), torch.device("cpu"))
-    now, there, back = clock(), [], []
+    now = clock()
+    there: list[float] = []
+    back: list[float] = []
     arrivals = {
         slot: torch.ones(held.stored(0).shape, dtype=getattr(torch, held.spec.dtype))
         for slot, held in program.arrivals.items()
