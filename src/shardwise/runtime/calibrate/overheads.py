@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from shardwise.graph import capture
 from shardwise.graph.attach import attach
 from shardwise.graph.loss import capture_loss
+from shardwise.oracle.kernels import Task
 from shardwise.plan import Plan
 from shardwise.program import Compute, StageProgram
 from shardwise.program.lowered import lower
@@ -74,14 +75,17 @@ def segment_overheads() -> tuple[float, float]:
     program = _tiny_stage()
     runs = [isinstance(op, Compute) for op in program.ops]
     segments = sum(here and not before for here, before in zip(runs, [False, *runs[:-1]], strict=True))
-    replay = Replay(Chain.whole(program, 0), call_overhead())
+    chain = Chain.whole(program, 0)
+    tasks = {key for key, what in chain.keys().items() if isinstance(what, Task)}
+    replay = Replay(chain, call_overhead())
     replay.prepare()
     times: Times = {}
     for _ in range(_ROUNDS):
         replay.round(times)
     alone = {True: 0.0, False: 0.0}
-    for (_, direction), values in times.items():
-        alone[direction == FORWARD] += statistics.median(values) * len(values) / _ROUNDS
+    for (key, direction), values in times.items():
+        if key in tasks:
+            alone[direction == FORWARD] += statistics.median(values) * len(values) / _ROUNDS
     there, back = _stage_times(program, replay.tensors)
     return (
         max(0.0, there - alone[True]) / segments,
