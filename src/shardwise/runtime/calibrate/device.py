@@ -147,7 +147,7 @@ def _alone_speedup(seconds: float) -> float:
     def train(_: float) -> float:
         return repeat(lambda: block(x).sum().backward(), seconds / 2)
 
-    busy = _together(train, seconds)
+    busy: float = _together(train, seconds)
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return 1.0
     dist.barrier()

@@ -294,7 +294,7 @@ class Replay:
         weights = [t for t in operands if isinstance(t, nn.Parameter) and t.requires_grad]
         inputs = [t for t in local if not isinstance(t, nn.Parameter) and t.requires_grad]
 
-        def run(wanted: list[Tensor]) -> float:
+        def run(wanted: Sequence[Tensor]) -> float:
             torch.autograd.grad(out, wanted, grad, retain_graph=True)
             start = self.now()
             torch.autograd.grad(out, wanted, grad, retain_graph=True)
