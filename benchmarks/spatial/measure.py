@@ -53,20 +53,30 @@ def on_first_rank(step: Step, threads: int) -> Step:
     return run
 
 
+VARIANTS = {
+    "spatial=2x1": ("spatial=2x1", "auto"),
+    "spatial=2x1, overlap off": ("spatial=2x1", "off"),
+    "spatial=2x1, overlap both": ("spatial=2x1", "both"),
+    "spatial=2x1 halo=fused": ("spatial=2x1 halo=fused", "auto"),
+}
+
+
 def main() -> None:
-    case, repeats, plans, target = sys.argv[1], int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4]
+    case, repeats, target = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     sw.init()
     torch.set_num_threads(1)
     model, x, y = make(case)
     half = x.shape[2] // 2
     part = y if y.ndim == 1 else y[:, :half].contiguous()
     steps: dict[str, Step] = {"bound": plain(make(case)[0], x[:, :, :half].contiguous(), part)}
-    for plan in plans:
-        trainer = sw.Trainer(make(case)[0], (x, y), plan, loss=F.cross_entropy, optimizer=sgd)
-        steps[plan] = lambda t=trainer: t.step(x, y)
+    for name, (plan, overlap) in VARIANTS.items():
+        trainer = sw.Trainer(
+            make(case)[0], (x, y), plan, loss=F.cross_entropy, optimizer=sgd, overlap=overlap
+        )
+        steps[name] = lambda t=trainer: t.step(x, y)
     alone = plain(model, x, y)
     steps["one"], steps["two"] = on_first_rank(alone, 1), on_first_rank(alone, 2)
-    write(target, in_turns(steps, repeats))
+    write(target, {**in_turns(steps, repeats), "variants": list(VARIANTS)})
     sw.finalize()
 
 

@@ -1,53 +1,75 @@
-"""Compare tiles on two ranks with one process: `python benchmarks/spatial/run.py`."""
+"""Compare tiles on two ranks with one process: `python benchmarks/spatial/run.py`.
+
+Each case is measured on its own and kept in `result.json`, so a long run can be done in pieces; the table
+`result.md` always shows all that was measured.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from turns import conditions, launch  # noqa: E402  (found beside this folder)
 
-CASES = (
-    "resnet50:512:1",
-    "resnet50:512:2",
-    "resnet50:1024:1",
-    "unet:512:1",
-    "unet:1024:1",
-    "unet-nobn:512:1",
+CASES = tuple(
+    f"{model}:{size}" for size in ("512:1", "512:2", "1024:1") for model in ("resnet50", "unet", "unet-nobn")
 )
-PLANS = ("spatial=2x1", "spatial=2x1 halo=fused")
+BARS = {"resnet50": (1.8, 1.0), "unet": (1.8, 1.0), "unet-nobn": (1.9, 1.1)}
 
 
 def main() -> None:
+    """Measure the cases that were asked for, and write the table of all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="*", default=CASES, help="model:pixels:batch")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--transports", nargs="*", default=("mpi4py", "gloo"))
-    parser.add_argument("--output", type=Path, default=HERE / "result.md")
+    parser.add_argument("--missing", action="store_true", help="skip what result.json has already")
+    parser.add_argument("--rows", type=Path, default=HERE / "result.json")
     options = parser.parse_args()
-    lines = [
-        "# Spatial: results",
-        conditions(f"python benchmarks/spatial/run.py --repeats {options.repeats}"),
+    rows: dict[str, Any] = json.loads(options.rows.read_text()) if options.rows.exists() else {}
+    header = conditions("python benchmarks/spatial/run.py --missing")
+    for transport in options.transports:
+        for case in options.cases:
+            key = f"{case} {transport}"
+            if options.missing and key in rows:
+                continue
+            rows[key] = launch(HERE / "measure.py", 2, transport, case, options.repeats)
+            rows[key]["repeats"] = options.repeats
+            options.rows.write_text(json.dumps(rows, indent=1) + "\n")
+            print(*_lines(key, rows[key]), sep="\n", flush=True)
+    table = [
         "| case | transport | plan | ours | one thread | two threads | bound | over one thread "
-        "| over two threads | bound over one thread |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| over two threads | bound over one thread | share of the bound | repeats |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        *(line for key, row in rows.items() for line in _lines(key, row)),
     ]
-    for case in options.cases:
-        for transport in options.transports:
-            found = launch(HERE / "measure.py", 2, transport, case, options.repeats, ",".join(PLANS))
-            one, two, bound = found["one"], found["two"], found["bound"]
-            for plan in PLANS:
-                ours = found[plan]
-                lines.append(
-                    f"| {case} | {transport} | `{plan}` | {ours:.3f} | {one:.3f} | {two:.3f} | {bound:.3f} "
-                    f"| {one / ours:.2f}x | {two / ours:.2f}x | {one / bound:.2f}x |"
-                )
-                print(lines[-1], flush=True)
-    options.output.write_text("\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:]) + "\n")
+    text = "\n".join(table)
+    options.rows.with_suffix(".md").write_text(f"# Spatial: results\n\n{header}\n\n{text}\n")
+
+
+def _lines(key: str, row: dict[str, Any]) -> list[str]:
+    """Return the rows of the table that belong to one case."""
+    case, transport = key.split()
+    one, two, bound = row["one"], row["two"], row["bound"]
+    bars = BARS[case.split(":")[0]]
+    lines = []
+    for variant in row["variants"]:
+        ours = row[variant]
+        over = [
+            f"{value:.2f}x" if value >= bar else f"{value:.2f}x < {bar}x"
+            for value, bar in zip((one / ours, two / ours), bars, strict=True)
+        ]
+        lines.append(
+            f"| {case} | {transport} | `{variant}` | {ours:.3f} | {one:.3f} | {two:.3f} | {bound:.3f} "
+            f"| {over[0]} | {over[1]} | {one / bound:.2f}x | {bound / ours:.0%} | {row['repeats']} |"
+        )
+    return lines
 
 
 if __name__ == "__main__":

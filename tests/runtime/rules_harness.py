@@ -17,6 +17,7 @@ from shardwise.graph.loss import capture_loss
 from shardwise.plan import Plan
 from shardwise.program import StageProgram
 from shardwise.program.lower import lower_stage
+from shardwise.runtime.overlap import Overlap
 from shardwise.runtime.rules import Surroundings
 from shardwise.runtime.stage import BoundStage
 from shardwise.runtime.store import Store, fill_store
@@ -75,7 +76,10 @@ def loss_subject(model: nn.Module, loss: Callable[..., Tensor], x: Tensor, y: Te
 
 
 def run_split(
-    it: Subject, program: StageProgram, surroundings: Surroundings | None = None
+    it: Subject,
+    program: StageProgram,
+    surroundings: Surroundings | None = None,
+    overlap: Overlap | None = None,
 ) -> dict[str, Tensor]:
     """Return output, gradients and buffers as whole tensors, put together from all ranks."""
     given = {layer.name: t for layer, t in zip(it.graph.inputs, it.inputs, strict=True)}
@@ -94,7 +98,7 @@ def run_split(
         fill_store(store, program.parameters, mine, rank)
         fill_store(store, program.buffers, mine, rank)
         placed = surroundings or Surroundings(dict(it.modules))
-        stage = BoundStage(program, rank, store.tensors, Wires(wire, wire, LoneWire()), CPU, placed)
+        stage = BoundStage(program, rank, store.tensors, Wires(wire, wire, LoneWire()), CPU, placed, overlap)
         boxes = {slot: held.layout.box(rank) for slot, held in program.arrivals.items()}
         values = {slot: held.value for slot, held in program.arrivals.items()}
         made, tape = stage.forward({slot: given[values[slot]][b.slices()] for slot, b in boxes.items()})

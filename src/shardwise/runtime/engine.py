@@ -18,11 +18,13 @@ from shardwise.runtime.channels import bind_channels, dtype_of
 from shardwise.runtime.counts import Counts, Feed
 from shardwise.runtime.events import Recorder
 from shardwise.runtime.fabric import Fabric
+from shardwise.runtime.flow import Tape
+from shardwise.runtime.overlap import NOTHING, Overlap
 from shardwise.runtime.placement import programs_of
 from shardwise.runtime.reducer import Reducer
 from shardwise.runtime.rules import Surroundings
 from shardwise.runtime.session import progress
-from shardwise.runtime.stage import BoundStage, Tape
+from shardwise.runtime.stage import BoundStage
 from shardwise.runtime.statistics import Ledger, needs_folding
 from shardwise.runtime.store import Store
 from shardwise.runtime.weights_later import Note, WeightsLater
@@ -52,6 +54,7 @@ class Bench:
     reducer: Reducer | None = None
     surroundings: Surroundings = field(default_factory=Surroundings)
     recorder: Recorder = field(default_factory=Recorder)
+    overlap: Overlap = field(default_factory=Overlap)
 
 
 class Engine:
@@ -90,6 +93,8 @@ class Engine:
 
     def _bind_stages(self) -> None:
         bench, lowered = self.bench, self.lowered
+        # A schedule that does the weights' parts at times of its own leaves none to overlap with.
+        overlap = NOTHING if lowered.program.splits_backward else bench.overlap
         bound: dict[tuple[int, Direction, int], BoundStage] = {}
         for (stage, direction), member in self.roles.items():
             wires = bench.fabric.wires(self.replica, stage, direction, member)
@@ -100,7 +105,9 @@ class Engine:
                 key = (stage, direction, id(program))
                 if key not in bound:
                     tensors = self._tensors(stage, direction, member, m)
-                    bound[key] = BoundStage(program, member, tensors, wires, bench.device, bench.surroundings)
+                    bound[key] = BoundStage(
+                        program, member, tensors, wires, bench.device, bench.surroundings, overlap
+                    )
                 self.stages[stage, m] = bound[key]
 
     def _tensors(self, stage: int, direction: Direction, member: int, m: int) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shardwise.program import Normalise
-from shardwise.runtime.wire import Wire
+from shardwise.runtime.wire import Pending, Wire
 
 
 @dataclass
@@ -37,8 +37,17 @@ class ReplicaSum:
         self.wire.all_reduce(total)
         return total, Saved(x)
 
-    def backward(self, saved: Saved, dy: Tensor) -> Tensor:
-        """Return the gradient of this replica's value."""
+    def begin(self, saved: Saved, dy: Tensor) -> tuple[Tensor, Pending]:
+        """Start to add the gradients of all replicas up."""
         total = dy.clone()
-        self.wire.all_reduce(total)
+        return total, self.wire.start_all_reduce(total, "gradient of a loss over replicas")
+
+    def end(self, under_way: tuple[Tensor, Pending]) -> Tensor:
+        """Return the gradient of this replica's value."""
+        total, pending = under_way
+        pending.wait()
         return total if self.share is None else total.mul_(self.share)
+
+    def backward(self, saved: Saved, dy: Tensor) -> Tensor:
+        """Do both halves at once."""
+        return self.end(self.begin(saved, dy))

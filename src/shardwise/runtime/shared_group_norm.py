@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from shardwise.program import Normalise
-from shardwise.runtime.wire import Wires
+from shardwise.runtime.wire import Pending, Wires
 
 
 @dataclass
@@ -34,6 +34,17 @@ class Saved:
     rstd: Tensor
 
 
+@dataclass
+class UnderWay:
+    """A backward pass whose sums travel."""
+
+    saved: Saved
+    dy: Tensor
+    xhat: Tensor
+    sums: Tensor
+    pending: Pending
+
+
 class SharedGroupNorm:
     """One rank's part of a group or instance norm over tiles or channel shards."""
 
@@ -41,7 +52,7 @@ class SharedGroupNorm:
         layer = op.layer
         held, want = op.reads[0].layout.box(rank), op.wants[0].box(rank)
         self.crop = None if want == held else want.slices(held)
-        self.wires, self.first = wires, rank == 0
+        self.wires, self.first, self.what = wires, rank == 0, f"sums of {layer.name} (backward)"
         self.eps, self.samples = layer.attributes["eps"], op.samples
         owned = op.owned.box(rank).intersect(want)
         self.owned = None if owned == want else owned.slices(want)
@@ -108,8 +119,8 @@ class SharedGroupNorm:
         self.running_mean.lerp_(sums[0].to(self.running_mean.dtype), self.momentum or 0.0)
         self.running_var.lerp_(sums[1].to(self.running_var.dtype), self.momentum or 0.0)
 
-    def backward(self, saved: Saved, dy: Tensor) -> Tensor:
-        """Return the gradient of the input; add this rank's share to the gradients of weight and bias."""
+    def begin(self, saved: Saved, dy: Tensor) -> UnderWay:
+        """Add this rank's share to the gradients of weight and bias; start to sum the shares of all."""
         x, rstd = saved.x, saved.rstd
         xhat = (x - _spread(saved.mean, x)) * _spread(rstd, x)
         dims = tuple(range(2, x.ndim))
@@ -123,13 +134,23 @@ class SharedGroupNorm:
         sums = torch.zeros((2, *self.table), dtype=torch.float64, device=x.device)
         for table, term in zip(sums, (s1, s2), strict=True):
             table[self.rows] = table[self.rows].index_add(1, columns, self._scaled(term).double())
-        self.wires.group.all_reduce(sums)
-        sums = sums[:, self.rows][:, :, columns].to(x.dtype) / self.count
-        dx = dy * _spread(self._scaled(rstd), x)
+        return UnderWay(saved, dy, xhat, sums, self.wires.group.start_all_reduce(sums, self.what))
+
+    def end(self, under_way: UnderWay) -> Tensor:
+        """Return the gradient of the input."""
+        under_way.pending.wait()
+        rstd, xhat, x = under_way.saved.rstd, under_way.xhat, under_way.saved.x
+        columns = self.group_of.to(x.device)
+        sums = under_way.sums[:, self.rows][:, :, columns].to(x.dtype) / self.count
+        dx = under_way.dy * _spread(self._scaled(rstd), x)
         inner = slice(None) if self.owned is None else self.owned
         correction = (_spread(sums[0], x) + xhat * _spread(sums[1], x)) * _spread(rstd, x)
         dx[inner] -= correction[inner]
         return dx
+
+    def backward(self, saved: Saved, dy: Tensor) -> Tensor:
+        """Do both halves at once."""
+        return self.end(self.begin(saved, dy))
 
 
 def _spread(table: Tensor, x: Tensor) -> Tensor:

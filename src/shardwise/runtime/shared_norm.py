@@ -21,7 +21,7 @@ from shardwise.program import Normalise
 from shardwise.program.replica_sum import REPLICA_SUM
 from shardwise.runtime.replica_sum import ReplicaSum
 from shardwise.runtime.shared_group_norm import SharedGroupNorm, accumulate
-from shardwise.runtime.wire import Wire, Wires
+from shardwise.runtime.wire import Pending, Wire, Wires
 
 
 def bind_norm(
@@ -45,6 +45,16 @@ class Saved:
     var: Tensor
 
 
+@dataclass
+class UnderWay:
+    """A backward pass whose sums travel."""
+
+    saved: Saved
+    dy: Tensor
+    sums: Tensor
+    pending: Pending
+
+
 class SharedBatchNorm:
     """One rank's part of a synchronised batch norm."""
 
@@ -52,7 +62,7 @@ class SharedBatchNorm:
         layer = op.layer
         held, want = op.reads[0].layout.box(rank), op.wants[0].box(rank)
         self.crop = None if want == held else want.slices(held)
-        self.wire, self.layer = wire, layer
+        self.wire, self.layer, self.what = wire, layer, f"sums of {layer.name} (backward)"
         self.eps, self.momentum = layer.attributes["eps"], layer.attributes["momentum"]
         owned = op.owned.box(rank).intersect(want)
         self.owned = None if owned == want else owned.slices(want)
@@ -105,29 +115,38 @@ class SharedBatchNorm:
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
         self.running_var.lerp_(var.to(self.running_var.dtype), factor)
 
-    def backward(self, saved: Saved, dy: Tensor) -> Tensor:
-        """Return the gradient of the input; add this rank's share to the gradients of weight and bias."""
+    def begin(self, saved: Saved, dy: Tensor) -> UnderWay:
+        """Add this rank's share to the gradients of weight and bias; start to sum the shares of all."""
         x, mean, var = saved.x, saved.mean, saved.var
         if x.numel():
-            dx, s2, s1 = torch.ops.aten.native_batch_norm_backward(
-                dy, x, self.weight, mean, var, None, None, False, self.eps, [True, True, True]
+            _, s2, s1 = torch.ops.aten.native_batch_norm_backward(
+                dy, x, self.weight, mean, var, None, None, False, self.eps, [False, True, True]
             )
         else:
             # torch divides by the number of samples here, and a share may have none.
-            dx, s2, s1 = dy, torch.zeros_like(mean), torch.zeros_like(mean)
+            s2, s1 = torch.zeros_like(mean), torch.zeros_like(mean)
         if self.weight is not None and self.weight.requires_grad:
             accumulate(self.weight, s2)
         if self.bias is not None and self.bias.requires_grad:
             accumulate(self.bias, s1)
         sums = torch.stack((s1, s2)).double()
-        self.wire.all_reduce(sums)
-        rstd = (var.double() + self.eps).rsqrt()
+        return UnderWay(saved, dy, sums, self.wire.start_all_reduce(sums, self.what))
+
+    def end(self, under_way: UnderWay) -> Tensor:
+        """Return the gradient of the input, in the memory of the gradient that was given."""
+        under_way.pending.wait()
+        dx, sums, x = under_way.dy, under_way.sums, under_way.saved.x
+        rstd = (under_way.saved.var.double() + self.eps).rsqrt()
         scale = rstd if self.weight is None else rstd * self.weight.detach().double()
         slope = scale * rstd * sums[1] / max(1, self.count)
-        offset = scale * sums[0] / max(1, self.count) - slope * mean.double()
+        offset = scale * sums[0] / max(1, self.count) - slope * under_way.saved.mean.double()
         shape = (1, -1, *(1,) * (x.ndim - 2))
-        slope, offset = slope.to(x.dtype).view(shape), offset.to(x.dtype).view(shape)
+        scale, slope, offset = (t.to(x.dtype).view(shape) for t in (scale, slope, offset))
+        dx.mul_(scale)
         inner_x, inner_dx = (x, dx) if self.owned is None else (x[self.owned], dx[self.owned])
         inner_dx.addcmul_(inner_x, slope, value=-1.0).sub_(offset)
-        gradient: Tensor = dx
-        return gradient
+        return dx
+
+    def backward(self, saved: Saved, dy: Tensor) -> Tensor:
+        """Do both halves at once."""
+        return self.end(self.begin(saved, dy))

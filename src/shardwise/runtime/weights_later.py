@@ -8,6 +8,7 @@ weights' part is done when the notes are worked off. Weights of other layers are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,15 +16,27 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-Note = Callable[[], None]
+
+@dataclass(frozen=True)
+class Note:
+    """The weights' part of one backward, and the gradient that it will read."""
+
+    gradient: Tensor
+    part: Callable[[], None]
+
+    def __call__(self) -> None:
+        """Add to the gradients of the weights."""
+        with torch.no_grad():
+            self.part()
 
 
 class WeightsLater(TorchFunctionMode):
     """Collect the weights' parts of everything that is computed inside."""
 
-    def __init__(self, notes: list[Note]) -> None:
+    def __init__(self, notes: list[Note], made: Tensor | None = None) -> None:
+        """Collect into `notes`; `made` is the result of the one convolution inside, if it exists already."""
         super().__init__()
-        self.notes = notes
+        self.notes, self.made = notes, made
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -33,7 +46,7 @@ class WeightsLater(TorchFunctionMode):
         if nd is not None and not kwargs and len(args) == 7 and _trained(args[1]):
             x, weight, bias, stride, padding, dilation, groups = args
             settings = [_each(stride, nd), _each(padding, nd), _each(dilation, nd), int(groups)]
-            return _Convolution.apply(x, weight, bias, settings, self.notes)  # type: ignore[no-untyped-call]
+            return _Convolution.apply(x, weight, bias, settings, self.notes, (self.made,))  # type: ignore[no-untyped-call]
         if func is F.linear and not kwargs and len(args) == 3 and _trained(args[1]):
             return _Linear.apply(*args, self.notes)  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
@@ -64,12 +77,20 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, settings: list[Any], notes: list[Note]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        settings: list[Any],
+        notes: list[Note],
+        made: tuple[Tensor | None],
     ) -> Tensor:
         stride, padding, dilation, groups = settings
         ctx.save_for_backward(x)
         # Parameters may change only after the backward pass, so they need no saving.
         ctx.weight, ctx.bias, ctx.settings, ctx.notes = weight, bias, settings, notes
+        if made[0] is not None:
+            return made[0]
         none = [0] * len(stride)
         out: Tensor = torch.ops.aten.convolution(
             x, weight, bias, stride, padding, dilation, False, none, groups
@@ -95,9 +116,9 @@ class _Convolution(torch.autograd.Function):
             if bias is not None:
                 _add(bias, for_bias)
 
-        ctx.notes.append(later)
+        ctx.notes.append(Note(grad, later))
         for_input = part([True, False, False])[0] if ctx.needs_input_grad[0] else None
-        return for_input, None, None, None, None
+        return for_input, None, None, None, None, None
 
 
 class _Linear(torch.autograd.Function):
@@ -120,5 +141,5 @@ class _Linear(torch.autograd.Function):
             if bias is not None:
                 _add(bias, rows.sum(0))
 
-        ctx.notes.append(later)
+        ctx.notes.append(Note(grad, later))
         return grad @ weight if ctx.needs_input_grad[0] else None, None, None, None

@@ -24,6 +24,7 @@ from shardwise.runtime.events import Event, Recorder
 from shardwise.runtime.fabric import Fabric
 from shardwise.runtime.gather import stream
 from shardwise.runtime.materialise import Init, materialise, on_meta
+from shardwise.runtime.overlap import overlap_of
 from shardwise.runtime.placement import Placement, place
 from shardwise.runtime.reducer import BUCKET_BYTES, Reducer
 from shardwise.runtime.rules import Surroundings
@@ -63,6 +64,8 @@ class Trainer:
         input_gradients: whether `input_gradients()` is wanted after each step.
         bucket_bytes: how much of the gradients is summed over ranks at a time.
         record: whether to keep `events`, what this rank did when.
+        overlap: what is computed while messages between tiles travel: `off`, `backward` (weight gradients),
+            `both` (also the interiors of tiles), or `auto`: what pays on the device.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Trainer:
         input_gradients: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
         record: bool = False,
+        overlap: str = "auto",
     ) -> None:
         self.session = join()
         self.device = self.session.device
@@ -113,6 +117,7 @@ class Trainer:
             self._reducer(bucket_bytes),
             Surroundings(self._modules(), seed),
             self.recorder,
+            overlap_of(overlap, self.device),
         )
         self.inference = Inference(self)
         trained = list(self.store.named_parameters())

@@ -29,7 +29,7 @@ def has_bias(op: Compute, rank: int) -> bool:
     return len(op.reads) > 2 and not op.reads[2].layout.box(rank).empty
 
 
-def _input(op: Compute, rank: int) -> tuple[tuple[slice, ...] | None, tuple[Range, ...]]:
+def convolution_input(op: Compute, rank: int) -> tuple[tuple[slice, ...] | None, tuple[Range, ...]]:
     """Return how to crop the stored input (None: not at all) and what padding is still missing.
 
     Pixels behind the last window do no harm as long as no further window fits into them, so they are not
@@ -56,7 +56,7 @@ def bind_conv(op: Compute, rank: int) -> Run:
     """Bind a convolution to this rank's box."""
     attributes = op.layer.attributes
     nd, stride, dilation = attributes["nd"], attributes["stride"], attributes["dilation"]
-    slices, pads = _input(op, rank)
+    slices, pads = convolution_input(op, rank)
     groups = local_groups(op, rank)
     convolve = _CONV[nd]
     native = all(lo == hi for lo, hi in pads)

@@ -1,0 +1,172 @@
+"""Computations without communication, differentiated by local autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwise.program import Compute
+from shardwise.runtime.flow import Flow, SavedBox, Slots, add_gradient
+from shardwise.runtime.grouping import is_stored
+from shardwise.runtime.hollow import hollow
+from shardwise.runtime.in_place import rectified_in_place, rectify
+from shardwise.runtime.rules import Surroundings, bind
+from shardwise.runtime.weights_later import Note, WeightsLater
+
+
+class Segment:
+    """Run some computations in a row.
+
+    Between the passes it keeps the graph but neither its inputs nor its outputs: an input enters through a
+    view of a leaf whose own storage is dropped at once, an output is remembered by its edge in the graph.
+    """
+
+    communicates = False
+
+    def __init__(
+        self,
+        ops: Sequence[Compute],
+        rank: int,
+        tensors: Mapping[str, Tensor],
+        outside: set[str],
+        moved: set[str],
+        surroundings: Surroundings,
+        later: Compute | None = None,
+    ) -> None:
+        """Bind the computations.
+
+        Args:
+            ops: in order.
+            rank: who we are in the group.
+            tensors: parameters and buffers by name.
+            outside: slots that are read behind this segment.
+            moved: slots that a regrid copies.
+            surroundings: for rules that want to know more.
+            later: the computation whose weight gradient is left to the second half of backward.
+        """
+        made = {op.makes.slot for op in ops}
+        self.calls = []
+        self.reads: dict[str, bool] = {}
+        overwrites = rectified_in_place(ops, rank, outside)
+        for i, op in enumerate(ops):
+            names = []
+            for held in op.reads:
+                names.append((held.slot, tensors.get(held.slot) if is_stored(op, held) else None))
+                if not is_stored(op, held) and held.slot not in made:
+                    self.reads[held.slot] = held.grad
+            run = rectify if i in overwrites else bind(op, rank, surroundings)
+            self.calls.append((run, names, op.makes.slot, op is later))
+        self.makes = [op.makes.slot for op in ops if op.makes.slot in outside]
+        self.frees = _last_reads(
+            [[n for n, t in names if t is None] for _, names, _, _ in self.calls], self.makes
+        )
+        self.moved = [slot for slot in self.makes if slot in moved]
+
+    def forward(self, flow: Flow, keep: bool) -> Any:
+        """Compute; return the leaves, the edges of the outputs and the weights' parts put off."""
+        slots = flow.slots
+        notes: list[Note] = []
+        if not keep:
+            local = {slot: slots[slot] for slot in self.reads}
+            with torch.no_grad():
+                self._run(local, None, {})
+            slots.update((slot, local[slot]) for slot in self.makes)
+            return None
+        local, leaves = self._enter(slots)
+        with torch.enable_grad():
+            if self.moved:
+                packed: list[SavedBox] = []
+                with torch.autograd.graph.saved_tensors_hooks(_packer(packed), _unpack):
+                    self._run(local, notes, flow.ahead)
+                self._note(local, packed, flow)
+            else:
+                self._run(local, notes, flow.ahead)
+        edges = []
+        for slot in self.makes:
+            out = local[slot]
+            edges.append(torch.autograd.graph.get_gradient_edge(out) if out.requires_grad else None)
+            slots[slot] = out.detach()
+        return leaves, edges, notes
+
+    def _enter(self, slots: Slots) -> tuple[Slots, Slots]:
+        local: Slots = {}
+        leaves: Slots = {}
+        for slot, grad in self.reads.items():
+            tensor = slots[slot]
+            if grad:
+                leaf = leaves[slot] = tensor.detach().requires_grad_()
+                with torch.enable_grad():
+                    local[slot] = leaf.view_as(leaf)
+                leaf.data = hollow(tensor)
+            else:
+                local[slot] = tensor
+        return local, leaves
+
+    def _run(self, local: Slots, notes: list[Note] | None, ahead: Slots) -> None:
+        for (run, names, makes, later), frees in zip(self.calls, self.frees, strict=True):
+            made = ahead.pop(makes, None)
+            with WeightsLater(notes, made) if later and notes is not None else nullcontext():
+                local[makes] = run([t if t is not None else local[name] for name, t in names])
+            # What autograd did not save is free for the next layer, as in a plain forward pass.
+            for name in frees:
+                del local[name]
+
+    def _note(self, local: Slots, packed: Sequence[SavedBox], flow: Flow) -> None:
+        """Find what autograd saved of the outputs that a regrid is about to copy."""
+        for slot in self.moved:
+            out = local[slot]
+            place = (out.data_ptr(), out.shape)
+            flow.saved[slot] = [box for box in packed if (box.tensor.data_ptr(), box.tensor.shape) == place]
+
+    def begin(self, saved: Any, grads: Slots) -> list[Note]:
+        """Differentiate; return the weights' parts that are left."""
+        leaves, edges, notes = saved
+        pairs = [
+            (edge, grads.pop(slot))
+            for slot, edge in zip(self.makes, edges, strict=True)
+            if slot in grads and edge is not None
+        ]
+        if pairs:
+            torch.autograd.backward([edge for edge, _ in pairs], [grad for _, grad in pairs])
+        # A sum hands one gradient to both of its operands, and one of them may be put off with its weights;
+        # they are added to separately.
+        seen = {note.gradient.untyped_storage().data_ptr() for note in notes}
+        for slot, leaf in leaves.items():
+            if leaf.grad is not None:
+                shared = leaf.grad.untyped_storage().data_ptr()
+                add_gradient(grads, slot, leaf.grad.clone() if shared in seen else leaf.grad)
+                seen.add(shared)
+        return list(notes)
+
+    def end(self, under_way: list[Note], grads: Slots) -> None:
+        """Add the gradients of the weights that were put off."""
+        for note in under_way:
+            note()
+
+
+def _last_reads(reads: Sequence[Sequence[str]], kept: Sequence[str]) -> list[list[str]]:
+    """Return for each call the slots that no later one reads and nobody wants outside."""
+    seen = set(kept)
+    result = []
+    for names in reversed(reads):
+        fresh = [name for name in dict.fromkeys(names) if name not in seen]
+        seen.update(fresh)
+        result.append(fresh)
+    return result[::-1]
+
+
+def _packer(packed: list[SavedBox]) -> Callable[[Tensor], SavedBox]:
+    def pack(tensor: Tensor) -> SavedBox:
+        box = SavedBox(tensor)
+        packed.append(box)
+        return box
+
+    return pack
+
+
+def _unpack(box: SavedBox) -> Tensor:
+    return box.tensor
