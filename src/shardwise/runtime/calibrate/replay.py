@@ -295,9 +295,9 @@ class Replay:
         inputs = [t for t in local if not isinstance(t, nn.Parameter) and t.requires_grad]
 
         def run(wanted: Sequence[Tensor]) -> float:
-            torch.autograd.grad(out, wanted, grad, retain_graph=True)
+            torch.autograd.grad(out, wanted, grad, retain_graph=True, allow_unused=True)
             start = self.now()
-            torch.autograd.grad(out, wanted, grad, retain_graph=True)
+            torch.autograd.grad(out, wanted, grad, retain_graph=True, allow_unused=True)
             return self.now() - start
 
         first, second = run(weights), run(inputs)
