@@ -14,7 +14,7 @@ def measure(ranks: Any, effort: float) -> list[dict[str, Any]]:
     token = torch.zeros(2)
     array = token.numpy()
     right, left = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
-    laps = 10
+    laps = 100
 
     def lap(send: Callable[[], Any], receive: Callable[[], Any]) -> Callable[[], None]:
         first, second = (send, receive) if ranks.rank == 0 else (receive, send)
@@ -30,5 +30,5 @@ def measure(ranks: Any, effort: float) -> list[dict[str, Any]]:
         "raw": lap(lambda: ranks.comm.Send(array, right), lambda: ranks.comm.Recv(array, left)),
         "ours": lap(lambda: dist.send(token, right), lambda: dist.recv(token, left)),
     }
-    times = ranks.median(kinds, max(3, int(20 * effort)))
+    times = ranks.median(kinds, max(3, int(10 * effort)))
     return [{"ranks": ranks.size} | {name: spent / (laps * ranks.size) for name, spent in times.items()}]

@@ -6,10 +6,9 @@ between tests, and at last sleeps, so that whoever shares the core can compute w
     0 ............ spin_seconds ............ yield_seconds ............ completion or deadline
        test, test       test, sched_yield          test, sleep (growing to max_sleep_seconds)
 
-With more ranks than cores a wait sleeps at once: whoever spins holds the core that its peer is to be woken
-on, and a yield that finds a rival returns only after the rival's whole time slice, milliseconds later,
-while a sleeper is woken by its sender. For the same reason a yield that took long, because some other
-program wants the core, ends the yielding phase.
+With more ranks than cores a wait never spins, it yields: to the ranks that wait too this costs microseconds,
+less than waking a core that went idle. A yield that takes long gave the core to a rank that computes; then,
+and after a few milliseconds in any case, the wait sleeps, and its sender wakes it.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ class Backoff:
 
 
 SPARE_CORES = Backoff(spin_seconds=100e-6, yield_seconds=50e-3, max_sleep_seconds=200e-6)
-OVERSUBSCRIBED = Backoff(spin_seconds=0.0, yield_seconds=0.0, max_sleep_seconds=500e-6)
-# An undisturbed yield takes about a microsecond; one this long gave the core away.
-_CONTENDED_SECONDS = 100e-6
+OVERSUBSCRIBED = Backoff(spin_seconds=0.0, yield_seconds=3e-3, max_sleep_seconds=500e-6)
+# A yield among waiting ranks is back in microseconds; one this long gave the core to a rank that computes.
+_CONTENDED_SECONDS = 1e-3
 
 # A wait that lasts this long is published, so that other ranks see who waits for whom.
 _PUBLISH_SECONDS = 0.25
