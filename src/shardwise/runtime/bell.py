@@ -1,9 +1,8 @@
 """Wake a sleeping rank of the same node when a message for it was sent.
 
-With more ranks than cores a waiting rank must sleep, or it holds the core its peer needs. Timers wake it
-late (50-150 us, whatever was asked for) and `sched_yield` hardly gives way on current kernels; a semaphore
-in shared memory wakes it as fast as the kernel can switch to it, and costs a sender nothing but one look
-while nobody sleeps.
+With more ranks than cores a rank that waits for long must sleep, or it takes time from those that compute.
+Timers wake it late (50-150 us, whatever was asked for); a semaphore in shared memory wakes it as fast as the
+kernel can switch to it, and costs a sender nothing but one look while nobody sleeps.
 
     memory of a node, one slot per rank of the job:   | semaphore (32 bytes) | asleep? |  | ...
 
