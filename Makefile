@@ -17,8 +17,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)   ## capture, ask, train and compare on this machine
 	$(BIN)/python examples/demo.py
 
-# Tests that start ranks of their own need the cores for them; the others share the cores.
-RANKED := tests/runtime tests/faults tests/transparency tests/fit tests/keras
+# Tests that compute on ranks of their own need the cores for them; the others, and those of faults, which mostly
+# wait, share the cores.
+RANKED := tests/runtime tests/transparency tests/fit tests/keras/test_keras_training.py
 
 test: lint       ## lint, types, import order and the default test suite (< 10 minutes on 2 cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full" -n 2 $(addprefix --ignore=,$(RANKED)) tests
