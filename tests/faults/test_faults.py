@@ -16,8 +16,9 @@ import pytest
 
 from shardwise.runtime.mpi.mpiexec import find_mpiexec
 
-VICTIM = str(Path(__file__).with_name("victim.py"))
+VICTIM, TRAINEE = (str(Path(__file__).with_name(name)) for name in ("victim.py", "trainee.py"))
 END_SECONDS = 15.0
+GRADIENT = r"gradient of \w+ of micro-batch 0 from rank 1"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,9 @@ class Outcome:
     leftover: list[int]
 
 
-def start(launcher: str, how: str, timeout: float = 120.0) -> subprocess.Popen[str]:
+def start(
+    launcher: str, how: str, timeout: float = 120.0, script: str = VICTIM, plan: str = ""
+) -> subprocess.Popen[str]:
     commands = {
         "run mpi": [sys.executable, "-m", "shardwise.cli", "run", "-n", "2", "--launcher", "mpi"],
         "run torchrun": [sys.executable, "-m", "shardwise.cli", "run", "-n", "2", "--launcher", "torchrun"],
@@ -43,7 +46,7 @@ def start(launcher: str, how: str, timeout: float = 120.0) -> subprocess.Popen[s
         "PYTHONUNBUFFERED": "1",
     }
     return subprocess.Popen(
-        [*commands[launcher], VICTIM, how],
+        [*commands[launcher], script, how, *plan.split()],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -129,12 +132,31 @@ def test_a_peer_without_progress_ends_the_job_and_everything_is_named(how: str, 
     assert found.leftover == []
 
 
-def test_a_watched_wait_inside_gloo_ends_the_job_too() -> None:
-    found = finish(start("run torchrun", "sleep", timeout=2.0))
+@pytest.mark.parametrize(
+    ("launcher", "how", "plan", "word"),
+    [
+        ("run mpi", "stop", "spatial=2x1", r"tiled readers of \w+"),
+        ("run torchrun", "sleep", "stages=2 micro_batches=2", GRADIENT),
+        pytest.param("run torchrun", "stop", "stages=2", GRADIENT, marks=pytest.mark.full),
+        pytest.param("run torchrun", "sleep", "spatial=2x1", r"tiled readers of \w+", marks=pytest.mark.full),
+        pytest.param("run mpi", "sleep", "stages=2", GRADIENT, marks=pytest.mark.full),
+        pytest.param("run mpi", "sleep", "data=2", r"gradients of [^,]+", marks=pytest.mark.full),
+        pytest.param("run torchrun", "sleep", "data=2", r"gradients of [^,]+", marks=pytest.mark.full),
+    ],
+)
+def test_a_silent_rank_in_a_training_step_ends_the_job_and_everything_is_named(
+    launcher: str, how: str, plan: str, word: str
+) -> None:
+    found = finish(start(launcher, how, 2.0, TRAINEE, plan))
     assert found.code != 0
     assert found.seconds_after_start < END_SECONDS
-    assert "rank 0: recv, peer rank 1, tensor [2, 3] float64: gave up" in found.text
-    assert "rank 1 made no progress for" in found.text
+    assert re.search(rf"rank 0: {word}, peers \[1\], tensor \[[\d, ]+\] float32", found.text), found.text
+    assert re.search(r"during (forward|backward|receive gradient|the update) of ", found.text), found.text
+    assert re.search(
+        r"rank 1 (made no progress|gave no sign of life) for \d+ s.*forward of stage", found.text
+    )
+    assert "finished" not in found.text
+    assert found.leftover == []
 
 
 def test_a_peer_in_a_long_computation_is_reported_and_left_alone() -> None:

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 import shardwise.runtime as runtime
-from shardwise.runtime.session import heartbeat
 
 
 def misbehave(how: str) -> None:
@@ -42,11 +41,7 @@ def main() -> None:
     if session.rank == 1:
         misbehave(how)
     tensor = torch.ones(2, 3, dtype=torch.float64)
-    watch = heartbeat()
-    if session.rank == 0 and session.backend == "gloo" and watch is not None and how == "sleep":
-        with watch.waiting((1,), f"rank 0: recv, peer rank 1, tensor {list(tensor.shape)} float64"):
-            dist.recv(tensor, 1)
-    elif session.rank == 0:
+    if session.rank == 0:
         dist.recv(tensor, 1)
     else:
         dist.send(tensor, 0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.runtime.environment import ALONE, Place, detect, first_host, tasks_per_node
+from shardwise.runtime.environment import ALONE, Place, detect, first_host, tasks_per_node, without_place
+from shardwise.runtime.neighbours import neighbours, threads_of
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",
@@ -48,8 +49,8 @@ def place(launcher: str, speaks_mpi: bool) -> Place:
         (SRUN | {"SLURM_PROCID": "1"} | HYDRA, place("MPICH", True)),
         # A batch script is no task, although sbatch gives it a task number.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ALONE),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Place(1, 2, 1, 2, "MPICH", True)),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, 1, 2, "torchrun", False)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Place(1, 2, 1, 2, "MPICH", True, guessed=True)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, 1, 2, "torchrun", False, guessed=True)),
     ],
 )
 def test_place_is_read_from_each_launchers_variables(environ: dict[str, str], expected: Place) -> None:
@@ -59,6 +60,35 @@ def test_place_is_read_from_each_launchers_variables(environ: dict[str, str], ex
 def test_a_variable_that_is_no_number_is_named() -> None:
     with pytest.raises(ValueError, match=r"RANK: found 'first'"):
         detect({"RANK": "first", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize("outer", [TORCHRUN, OPEN_MPI, HYDRA])
+def test_a_job_inside_a_job_forgets_the_outer_ones_place(outer: dict[str, str]) -> None:
+    kept = {
+        "PATH": "/bin",
+        "SLURM_JOB_ID": "7",
+        "PMIX_MCA_gds": "hash",
+        "OMPI_MCA_btl": "self",
+        "MY_RANK": "3",
+    }
+    told = {"MASTER_ADDR": "x", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "y", "PMI_FD": "5"}
+    assert without_place(outer | told | kept) == kept
+
+
+def test_ranks_bound_to_cores_of_their_own_do_not_crowd_a_node() -> None:
+    place = Place(2, 4, 0, 2, "x", False)
+    bound = ["1 a", "2 a", "4 b", "8 b"]
+    assert neighbours(place, bound) == (place, 2)
+    assert neighbours(place, ["3 a", "3 a", "3 b", "3 b"])[1] == 2
+    assert neighbours(place, ["f a", "f a", "1 b", "1 b"])[1] == 1
+    assert [threads_of(*case) for case in ((1, 2, 2), (4, 16, 4), (8, 16, 4), (16, 16, 4), (1, 1, 4))] == [
+        1, 4, 4, 4, 1
+    ]  # fmt: skip
+
+
+def test_ranks_that_were_not_told_who_shares_their_node_find_out() -> None:
+    guessed = Place(3, 4, 3, 4, "MPICH", True, guessed=True)
+    assert neighbours(guessed, ["f a", "f b", "f a", "f b"])[0] == Place(3, 4, 1, 2, "MPICH", True)
 
 
 def test_slurm_counts_and_hosts_are_expanded() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -11,6 +13,7 @@ from torch.distributed import HashStore
 from shardwise.runtime import heartbeat as module
 from shardwise.runtime.completer import Outstanding
 from shardwise.runtime.heartbeat import Heartbeat
+from shardwise.runtime.processor import Helpers
 
 TIMEOUT = 0.8
 
@@ -87,3 +90,34 @@ def test_sleep_with_futures_outstanding_is_a_wait_and_computing_is_not(
     assert within(10, lambda: bool(ended))
     assert ended == [1]
     assert "all_reduce of a bucket: gave up" in capsys.readouterr().err
+
+
+def test_a_wait_inside_the_transport_names_its_action_too(
+    pair: tuple[Heartbeat, Heartbeat], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(module, "end_job", ended.append)
+    first, second = pair
+    second.beat("backward of stage 1")
+    first.beat(lambda: "forward of stage 0")
+    with first.waiting((1,), "halo of conv"):
+        assert within(10, lambda: bool(ended))
+    text = capsys.readouterr().err
+    assert "halo of conv during forward of stage 0: gave up after" in text
+    assert "rank 1 made no progress" in text
+    assert "in: backward of stage 1" in text
+
+
+def test_processes_that_work_for_a_rank_count_as_its_work() -> None:
+    helpers = Helpers()
+    assert helpers.share() == 0.0
+    loader = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        assert within(10, lambda: helpers.share() > 0.05)
+    finally:
+        loader.kill()
+        loader.wait()
+    # What it used is now counted as that of a child which ended; nothing more is added.
+    helpers.share()
+    time.sleep(0.1)
+    assert helpers.share() == 0.0

@@ -11,7 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from shardwise.cli import app
-from shardwise.runtime import launch
+from shardwise.runtime import TransportError, launch
+from shardwise.runtime.doctor import Finding, usable
+from shardwise.runtime.mpi import mpiexec
 from shardwise.runtime.mpi.mpiexec import Mpiexec
 from shardwise.runtime.poller import cores
 
@@ -73,10 +75,12 @@ def test_what_cannot_run_is_refused_by_name(arguments: list[str], message: str) 
 
 def test_the_users_threads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("RANK", "3")
     job = launch.Job(2, ("x.py",), "mpi", "gloo")
     made = launch.environment(job, "address")
     assert made["OMP_NUM_THREADS"] == "7"
     assert made["SHARDWISE_BACKEND"] == "gloo"
+    assert "RANK" not in made
 
 
 def test_open_mpi_is_told_that_root_and_oversubscription_are_fine() -> None:
@@ -93,6 +97,36 @@ def test_doctor_names_what_it_found() -> None:
     assert "mpiexec" in rows["MPI"]["value"]
     assert rows["launcher"]["value"] == "mpi"
     assert found.exit_code == 0
+
+
+def test_an_mpi_that_cannot_be_used_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mismatch() -> Mpiexec:
+        raise TransportError("MPI: mpi4py loaded Open MPI, but no mpiexec of it was found")
+
+    monkeypatch.setattr(launch, "find_mpiexec", mismatch)
+    said: list[str] = []
+    assert launch.choose_launcher(None, said.append) == "torchrun"
+    assert len(said) == 1
+    assert "no mpiexec of it was found" in said[0]
+    assert "torchrun" in said[0]
+    assert launch.choose_launcher("mpi", said.append) == "mpi"
+    monkeypatch.setattr(launch.library, "installed", lambda: False)
+    assert launch.choose_launcher(None, said.append) == "torchrun"
+    assert len(said) == 1
+
+
+def test_a_machine_with_gloo_alone_is_healthy() -> None:
+    mismatch, ping = Finding("MPI", "no mpiexec", ok=False), Finding("ping gloo", "round trip 90 us")
+    assert usable([mismatch])
+    assert usable([mismatch, ping])
+    assert not usable([mismatch, Finding("ping gloo", "failed with code 1", ok=False)])
+
+
+def test_a_launcher_that_does_not_answer_belongs_to_nobody(tmp_path: Path) -> None:
+    broken = tmp_path / "mpiexec"
+    broken.write_text("no program")
+    broken.chmod(0o755)
+    assert mpiexec._launcher_vendor(str(broken)) == "none that answers"
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ranks import run_ranks
 from shardwise.runtime import StalledError, mpi, progress
 from shardwise.runtime.mpi import buffers
+from shardwise.runtime.wire import Parcel, wire_of
 
 
 def sub_groups() -> dict[str, Any]:
@@ -59,7 +60,9 @@ def object_collectives() -> dict[str, Any]:
     heard: list[Any] = [None]
     if rank == 1:
         dist.recv_object_list(heard, src=0)
-    return {"gathered": gathered, "told": told, "mine": mine, "heard": heard}
+    collected: list[Any] = [None] * size
+    dist.gather_object(("from", rank), collected if rank == 2 else None, dst=2)
+    return {"gathered": gathered, "told": told, "mine": mine, "heard": heard, "collected": collected}
 
 
 def test_object_collectives_carry_pickled_objects() -> None:
@@ -68,6 +71,7 @@ def test_object_collectives_carry_pickled_objects() -> None:
         assert found["told"] == [("plan", 7), None]
         assert found["mine"] == [f"for {rank}"]
         assert found["heard"] == (["hello"] if rank == 1 else [None])
+        assert found["collected"] == ([("from", r) for r in range(3)] if rank == 2 else [None] * 3)
 
 
 def asynchronous() -> dict[str, Any]:
@@ -148,7 +152,7 @@ def forgotten_send() -> bool:
         dist.isend(torch.arange(float(big)), 1)
         gc.collect()
         rubbish = [torch.full((big,), -1.0) for _ in range(4)]
-        while mpi.poller()._adopted:
+        while mpi.poller().adopted:
             progress()
         return len(rubbish) == 4
     received = torch.empty(big)
@@ -158,6 +162,51 @@ def forgotten_send() -> bool:
 
 def test_a_send_whose_handle_was_dropped_still_arrives() -> None:
     assert run_ranks(forgotten_send, 2) == [True, True]
+
+
+def forgotten_receives() -> dict[str, Any]:
+    """Drop the handles of operations that have something left to do when their messages are there."""
+    rank = dist.get_rank()
+    average = torch.full((4,), float(rank))
+    dist.all_reduce(average, dist.ReduceOp.AVG, async_op=True)
+    holes = torch.zeros(4, 4)[::2, ::2]
+    if rank == 0:
+        dist.irecv(holes, 1)
+    else:
+        dist.send(torch.ones(2, 2), 0)
+    gc.collect()
+    end = time.monotonic() + 20
+    while mpi.poller().adopted and time.monotonic() < end:
+        progress()
+    return {"average": average.tolist(), "holes": float(holes.sum())}
+
+
+def test_an_operation_whose_handle_was_dropped_still_gives_its_result() -> None:
+    found = run_ranks(forgotten_receives, 2)
+    assert [entry["average"] for entry in found] == [[0.5] * 4] * 2
+    assert found[0]["holes"] == 4.0
+
+
+def abandoned_line() -> list[float]:
+    """Drop a line whose messages are under way: they arrive in memory that is still there."""
+    rank, big = dist.get_rank(), 1 << 18
+    wire = wire_of(dist.group.WORLD, range(2))
+    received, sent = torch.zeros(big), torch.full((big,), float(rank))
+    line = wire.line([Parcel(1 - rank, received)], [Parcel(1 - rank, sent)], 77, "abandoned")
+    said = line.describe()
+    line.start()
+    pending = wire.receive(Parcel(1 - rank, torch.zeros(big)), 78, "abandoned too")
+    wire.send(Parcel(1 - rank, torch.ones(big)), 78, "abandoned as well")
+    del line, sent, pending
+    end = time.monotonic() + 20
+    while mpi.poller().adopted and time.monotonic() < end:
+        progress()
+    assert said == f"rank {rank}: abandoned, peers [{1 - rank}], tensor [{big}] float32, [{big}] float32"
+    return received.unique().tolist()
+
+
+def test_messages_of_the_runtime_that_were_given_up_end_in_peace() -> None:
+    assert run_ranks(abandoned_line, 2) == [[1.0], [0.0]]
 
 
 def deadlines() -> dict[str, str]:

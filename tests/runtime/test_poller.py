@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 
 import pytest
 
 from shardwise.runtime import StalledError
-from shardwise.runtime.poller import OVERSUBSCRIBED, SPARE_CORES, Backoff, Poller, describe
+from shardwise.runtime.poller import OVERSUBSCRIBED, SPARE_CORES, Adopted, Backoff, Poller, describe
 
 
 class After:
@@ -86,9 +87,57 @@ def test_a_watch_is_told_of_long_waits_and_can_end_them() -> None:
 def test_adopted_requests_are_kept_until_complete() -> None:
     poller = Poller(SPARE_CORES)
     buffers = bytearray(8)
-    poller.adopt(After(0.01), buffers)
+    finished: list[int] = []
+    poller.adopt(Adopted(After(0.01), buffers, lambda: finished.append(len(buffers))))
     poller.progress()
-    assert poller._adopted
+    assert poller.adopted == 1
+    assert not finished
     time.sleep(0.011)
     poller.progress()
-    assert not poller._adopted
+    assert poller.adopted == 0
+    assert finished == [8]
+
+
+def test_draining_waits_for_what_can_be_complete_and_no_longer() -> None:
+    poller = Poller(SPARE_CORES)
+    late = After(0.05)
+    poller.adopt(Adopted(late, None))
+    poller.adopt(Adopted(After(3600), None, expected=False))
+    poller.drain(10.0, "leaving")
+    assert late.Test()
+    assert poller.adopted == 1
+    poller.adopt(Adopted(After(3600), None))
+    with pytest.raises(StalledError, match="leaving"):
+        poller.drain(0.05, "leaving")
+
+
+def test_requests_are_adopted_by_any_thread_while_others_are_tested() -> None:
+    poller = Poller(SPARE_CORES)
+    finished: list[int] = []
+
+    def drop() -> None:
+        for number in range(500):
+            poller.adopt(Adopted(After(1e-4), None, lambda number=number: finished.append(number)))
+
+    threads = [threading.Thread(target=drop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        poller.progress()
+    poller.drain(10.0, "leaving")
+    assert sorted(finished) == sorted([*range(500)] * 4)
+
+
+def test_a_handle_dropped_while_others_are_tested_is_kept() -> None:
+    poller = Poller(SPARE_CORES)
+
+    class Dropping(After):
+        def Test(self) -> bool:
+            poller.adopt(Adopted(After(0.0), None))
+            return True
+
+    poller.adopt(Adopted(Dropping(0.0), None))
+    poller.progress()
+    assert poller.adopted == 1
+    poller.progress()
+    assert poller.adopted == 0

@@ -18,7 +18,7 @@ def command(
     from rich.console import Console
     from rich.table import Table
 
-    from shardwise.runtime.doctor import examine
+    from shardwise.runtime.doctor import examine, usable
 
     findings = examine(ping)
     if as_json:
@@ -28,4 +28,4 @@ def command(
         for finding in findings:
             table.add_row("" if finding.ok else "[red]![/red]", finding.name, finding.value)
         Console(soft_wrap=True).print(table)
-    sys.exit(0 if all(finding.ok for finding in findings) else 1)
+    sys.exit(0 if usable(findings) else 1)

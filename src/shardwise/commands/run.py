@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -23,7 +24,8 @@ def command(
 
     if script[0] != "-m" and not os.path.isfile(script[0]):
         raise FileNotFoundError(f"script: {script[0]!r} is not a file; expected script.py or -m module")
-    job = Job(ranks, tuple(script), choose_launcher(launcher), backend)
+    tell = partial(print, file=sys.stderr, flush=True)
+    job = Job(ranks, tuple(script), choose_launcher(launcher, tell), backend)
     start = time.monotonic()
     code = run(job)
     if as_json:

@@ -75,6 +75,14 @@ class Action:
     direction: Direction = Direction.DOWN
     edge: Edge | None = None
 
+    def describe(self) -> str:
+        """Return what is done in words, for messages to the user."""
+        if self.act is Act.STEP:
+            return "the update of the weights"
+        what = f"{self.act.value} of {self.edge.value} in" if self.edge else f"{self.act.value} of"
+        part = f", micro-batch {self.micro_batch}" if self.micro_batch >= 0 else ""
+        return f"{what} stage {self.stage}{part}"
+
     def __str__(self) -> str:
         letter = _LETTERS[self.act]
         if self.act is Act.STEP:

@@ -17,6 +17,7 @@ import ctypes
 import mmap
 import os
 import time
+from collections.abc import Callable
 
 # From about this size a send is complete only when its receiver says so: the receiver rings back.
 ANSWERED_BYTES = 16 << 10
@@ -35,8 +36,20 @@ _post = _quick.sem_post
 _post.argtypes = (ctypes.c_void_p,)
 _make = _quick.sem_init
 _make.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
-_wait = _patient.sem_timedwait
-_wait.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Time))
+
+
+def _waiting() -> tuple[Callable[[int, _Time], object], Callable[[], float]]:
+    """Return how to wait on a semaphore and the clock that goes by: where possible one that nobody sets."""
+    wait = getattr(_patient, "sem_clockwait", None)
+    if wait is None:
+        wait = _patient.sem_timedwait
+        wait.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Time))
+        return wait, time.time
+    wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Time))
+    return lambda own, until: wait(own, time.CLOCK_MONOTONIC, until), time.monotonic
+
+
+_wait, _clock = _waiting()
 
 
 class Bell:
@@ -71,7 +84,7 @@ class Bell:
 
     def sleep(self, seconds: float) -> None:
         """Sleep until rung, at most for the given time."""
-        until = time.time() + seconds
+        until = _clock() + seconds
         self._until.seconds = int(until)
         self._until.nanoseconds = int((until % 1.0) * 1e9)
         _wait(self._own, self._until)

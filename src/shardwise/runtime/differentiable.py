@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shardwise.geometry import Layout, messages
 from shardwise.runtime.regrid import AllReduce, Exchange, bind_regrid
+from shardwise.runtime.session import at_leave
 from shardwise.runtime.wire import wire_of
 
 Half = Exchange | AllReduce
@@ -43,7 +44,9 @@ def regrid(tensor: Tensor, src: Layout, dst: Layout, group: Any = None) -> Tenso
     if tuple(tensor.shape) != src.box(rank).shape:
         found, box = tuple(tensor.shape), src.box(rank)
         raise ValueError(f"regrid: rank {rank} holds {box} in the source layout, but the tensor is {found}")
-    there, back = _halves(src, dst, group, rank, tensor.dtype, tensor.device)
+    # The world by its own name: another job's world must not find the messages of this one.
+    within = dist.group.WORLD if group is None else group
+    there, back = _halves(src, dst, within, rank, tensor.dtype, tensor.device)
     result: Tensor = _Regrid.apply(tensor, there, back)  # type: ignore[no-untyped-call]
     return result
 
@@ -52,10 +55,11 @@ def regrid(tensor: Tensor, src: Layout, dst: Layout, group: Any = None) -> Tenso
 def _halves(
     src: Layout, dst: Layout, group: Any, rank: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Half, Half]:
-    size = dist.get_world_size(group)
-    ranks = dist.get_process_group_ranks(group) if group is not None else list(range(size))
-    wire = wire_of(group if group is not None else dist.group.WORLD, ranks)
+    wire = wire_of(group, dist.get_process_group_ranks(group))
     # Autograd may hand the same gradient to other functions as well.
     return bind_regrid(
         src, dst, messages(src, dst), rank, wire, dtype, device, what="sw.regrid", owns_gradient=False
     )
+
+
+at_leave(_halves.cache_clear)

@@ -6,14 +6,17 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
 import torch
+import torch.distributed as dist
 
 from shardwise.runtime.environment import detect
 from shardwise.runtime.errors import TransportError
 from shardwise.runtime.launch import choose_launcher
+from shardwise.runtime.mpi import library
 from shardwise.runtime.mpi.mpiexec import find_mpiexec
 from shardwise.runtime.poller import cores
 from shardwise.runtime.session import choose_backend
@@ -49,6 +52,14 @@ def examine(ping: bool = True) -> list[Finding]:
     return findings
 
 
+def usable(findings: Sequence[Finding]) -> bool:
+    """Return whether ranks can talk here: whichever backends were tried, or could be."""
+    pings = [finding for finding in findings if finding.name.startswith("ping")]
+    if pings:
+        return all(finding.ok for finding in pings)
+    return dist.is_gloo_available() or all(finding.ok for finding in findings)
+
+
 def memory_bytes() -> int:
     """Return the physical memory of this node."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -67,6 +78,8 @@ def _devices() -> str:
 
 
 def _mpi() -> Finding:
+    if not library.installed():
+        return Finding("MPI", "not installed; `pip install shardwise[mpi-local]` brings it")
     try:
         found = find_mpiexec()
     except TransportError as error:

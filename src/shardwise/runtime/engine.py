@@ -175,15 +175,17 @@ class Engine:
             self.counts.exchange(feed)
         recorder, alone = self.bench.recorder, self.bench.fabric.size == 1
         for i, action in enumerate(self.actions):
+            if not alone:
+                progress(action.describe)
             with recorder.span(action.act, action) if recorder.on else nullcontext():
                 self.run[action.act](action, i)
-            if not alone:
-                progress()
         if self.ledger is not None:
             self.ledger.fold()
         for transfers in self.channels.values():
             for _, transfer in transfers:
                 transfer.drain()
+        if not alone:
+            progress("what comes between two steps")
         return self.loss
 
     def _flight(self, action: Action) -> _Flight:

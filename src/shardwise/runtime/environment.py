@@ -18,6 +18,7 @@ class Place:
     local_size: int
     launcher: str
     speaks_mpi: bool
+    guessed: bool = False  # the launcher did not say which ranks share a node
 
 
 ALONE = Place(rank=0, size=1, local_rank=0, local_size=1, launcher="python", speaks_mpi=False)
@@ -71,6 +72,19 @@ _LAUNCHERS = (
 )
 
 
+# What launchers tell a rank about itself and its job. Slurm's stay: they say where ranks may be started.
+_OF_A_RANK = re.compile(
+    r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_(RANK|NAME|WORLD_SIZE)|"
+    r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|(OMPI|MVP|MV2)_COMM_WORLD_.*|"
+    r"PMI_(RANK|SIZE|FD|PORT|ID|SPAWNED)|PMIX_(RANK|NAMESPACE|SERVER_.*)|MPI_LOCALN?RANK.*|I_MPI_MPIRUN"
+)
+
+
+def without_place(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for a job of its own, even if this process is a rank of another one."""
+    return {name: value for name, value in environ.items() if not _OF_A_RANK.fullmatch(name)}
+
+
 def detect(environ: Mapping[str, str] = os.environ) -> Place:
     """Return this process's place in the job, or a world of one under a plain `python`."""
     for launcher in _LAUNCHERS:
@@ -84,16 +98,17 @@ def detect(environ: Mapping[str, str] = os.environ) -> Place:
         return _slurm(environ)
     if "PMI_RANK" in environ and "PMI_SIZE" in environ:
         rank, size = _number(environ, "PMI_RANK"), _number(environ, "PMI_SIZE")
-        return Place(rank, size, rank, size, "MPICH", True)
+        return Place(rank, size, rank, size, "MPICH", True, guessed=True)
     return ALONE
 
 
 def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
     rank, size = _number(environ, launcher.rank), _number(environ, launcher.size)
-    # A hand-made RANK/WORLD_SIZE environment means one node unless it says more.
-    local_rank = _number(environ, launcher.local_rank) if launcher.local_rank in environ else rank
-    local_size = _number(environ, launcher.local_size) if launcher.local_size in environ else size
-    return Place(rank, size, local_rank, local_size, launcher.name, launcher.speaks_mpi)
+    # A hand-made RANK/WORLD_SIZE environment means one node until the ranks have met.
+    guessed = launcher.local_rank not in environ or launcher.local_size not in environ
+    local_rank = rank if guessed else _number(environ, launcher.local_rank)
+    local_size = size if guessed else _number(environ, launcher.local_size)
+    return Place(rank, size, local_rank, local_size, launcher.name, launcher.speaks_mpi, guessed)
 
 
 def _slurm(environ: Mapping[str, str]) -> Place:

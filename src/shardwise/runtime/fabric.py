@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from shardwise.plan.mesh import Mesh
 from shardwise.plan.micro_batches import Direction
 from shardwise.program.ops import Normalise, Regrid, StageProgram
+from shardwise.runtime.session import heartbeat
 from shardwise.runtime.wire import LoneWire, Wire, Wires, wire_of
 
 # Making a group costs a round over its ranks, so groups outlive the trainer that asked for them.
@@ -35,7 +37,13 @@ class Fabric:
         """Make groups for sets of ranks that have none yet; every rank must give the same sets."""
         for key in sorted({tuple(sorted(set(ranks))) for ranks in sets}):
             if len(key) > 1 and key not in self._groups:
-                self._groups[key] = dist.new_group(list(key))
+                self._groups[key] = self._new_group(key)
+
+    def _new_group(self, key: tuple[int, ...]) -> Any:
+        watch = heartbeat()
+        what = f"rank {self.rank}: making the group of ranks {list(key)}"
+        with watch.waiting((), what) if watch is not None else nullcontext():
+            return dist.new_group(list(key))
 
     def wire(self, ranks: Sequence[int]) -> Wire:
         """Return the wire among some ranks of the world, peers numbered in the given order."""

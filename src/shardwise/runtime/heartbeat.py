@@ -23,13 +23,14 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from shardwise.runtime.completer import Outstanding
 from shardwise.runtime.failure import end_job
 from shardwise.runtime.poller import describe
+from shardwise.runtime.processor import Helpers, ticks_of
 from shardwise.runtime.watchdog import Judgement, Peer, State, judge
 
 # Less than this share of a core counts as idle: enough for real work, too much for the beating itself.
 _BUSY_SHARE = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class _Wait:
     """Hold a wait that lasts: for whom, what, since when, and whether its waiter polls for a verdict."""
 
@@ -57,7 +58,7 @@ class Heartbeat:
         # The thread must not queue behind the main thread's blocking reads on the same connection.
         base: Any = store if store is not None else dist.distributed_c10d._get_default_store()
         self._store = PrefixStore("heartbeat", base.clone())
-        self._action = "starting"
+        self._action: object = None
         self._count = 0
         self._left = False
         self._wait: _Wait | None = None
@@ -65,6 +66,7 @@ class Heartbeat:
         self.outstanding: Callable[[], Outstanding | None] | None = None
         self._verdict: str | None = None
         self._progress = 0
+        self._helpers = Helpers()
         self._seen: dict[int, _Sighting] = {}
         self._reported = 0.0
         self._stopping = threading.Event()
@@ -73,8 +75,8 @@ class Heartbeat:
         self._publish(0.0)
         self._thread.start()
 
-    def beat(self, action: str | None = None) -> None:
-        """Note progress and, if given, what this rank does now."""
+    def beat(self, action: object = None) -> None:
+        """Note progress and, if given, what this rank does now: a text, or a callable that returns it."""
         self._count += 1
         if action is not None:
             self._action = action
@@ -120,7 +122,7 @@ class Heartbeat:
         while True:
             now, cpu, count = time.monotonic(), time.process_time() - time.thread_time(), self._count
             used = (cpu - last_cpu) / max(now - last_time, 1e-6)
-            if count != last_count or (self._wait is None and used > _BUSY_SHARE):
+            if count != last_count or (self._wait is None and self._computes(used)):
                 self._progress += 1
             last_count, last_cpu, last_time = count, cpu, now
             self._notice_sleep(used)
@@ -129,10 +131,14 @@ class Heartbeat:
                 self._watch(now)
             except (dist.DistError, RuntimeError) as error:
                 # The store lives in rank 0 or the launcher: without it the job is over or ending.
-                if self._current() is not None:
-                    self._give_up(f"the job's store, kept by rank 0 or the launcher, is gone ({error})")
+                if (wait := self._current()) is not None:
+                    self._give_up(wait, f"the job's store, kept by rank 0 or the launcher, is gone ({error})")
             if self._stopping.wait(self._period):
                 return
+
+    def _computes(self, used: float) -> bool:
+        """Tell whether this rank, or a process that works for it, uses a processor."""
+        return used > _BUSY_SHARE or (self._asleep is None and self._helpers.share() > _BUSY_SHARE)
 
     def _notice_sleep(self, used: float) -> None:
         """Note a wait that nobody announced: a rank that computes nothing while futures are outstanding."""
@@ -151,13 +157,20 @@ class Heartbeat:
         record = {
             "state": state.value,
             "waits_for": list(wait.ranks) if wait is not None else [],
-            "action": describe(wait.what) if wait is not None else self._action,
+            "action": self._doing(wait),
             "progress": self._progress,
             "tick": now,
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
         self._store.set(str(self.rank), json.dumps(record))
+
+    def _doing(self, wait: _Wait | None) -> str:
+        """Return what this rank waits for, if it does, and the action that is part of."""
+        action = "" if self._action is None else describe(self._action)
+        if wait is None:
+            return action or "the user's program"
+        return f"{describe(wait.what)}{f' during {action}' * bool(action)}"
 
     def _watch(self, now: float) -> None:
         wait = self._current()
@@ -171,10 +184,8 @@ class Heartbeat:
             # Whoever leaves waits only for those that have not left yet.
             ranks = tuple(rank for rank in ranks if rank in peers and peers[rank].state is not State.LEFT)
         found = judge(self.rank, ranks, waited, peers, self.timeout_seconds)
-        if wait is not self._current():
-            return
         if found.fatal:
-            self._give_up(found.reason)
+            self._give_up(wait, found.reason)
         elif waited > self.timeout_seconds / 2 and now - self._reported > self.timeout_seconds / 2:
             self._report(wait, waited, found, now)
 
@@ -207,29 +218,24 @@ class Heartbeat:
 
     def _report(self, wait: _Wait, waited: float, found: Judgement, now: float) -> None:
         self._reported = now
-        text = f"shardwise: {describe(wait.what)}: waiting for {waited:.0f} s; {found.reason}"
+        text = f"shardwise: {self._doing(wait)}: waiting for {waited:.0f} s; {found.reason}"
         print(text, file=sys.stderr, flush=True)
 
-    def _give_up(self, reason: str) -> None:
-        wait = self._current()
-        if wait is None or self._verdict is not None:
+    def _give_up(self, wait: _Wait, reason: str) -> None:
+        if wait is not self._current() or self._verdict is not None:
+            return
+        if wait.polled:
+            # Whoever polls names what it waits for, but does not know the action that is part of.
+            known = self._action is not None
+            self._verdict = f"during {describe(self._action)}: {reason}" if known else reason
             return
         self._verdict = reason
-        if wait.polled:
-            return
         waited = time.monotonic() - wait.since
-        text = f"shardwise: {describe(wait.what)}: gave up after {waited:.1f} s: {reason}"
+        text = f"shardwise: {self._doing(wait)}: gave up after {waited:.1f} s: {reason}"
         print(text, file=sys.stderr, flush=True)
         end_job(1)
 
 
-def _cpu_ticks(record: dict[str, object]) -> int | None:
+def _cpu_ticks(record: dict[str, Any]) -> int | None:
     """Return the processor time of a rank on this node, or None where it cannot be read."""
-    if record["host"] != socket.gethostname():
-        return None
-    try:
-        with open(f"/proc/{record['pid']}/stat") as stat:
-            fields = stat.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[11]) + int(fields[12])
+    return ticks_of(record["pid"]) if record["host"] == socket.gethostname() else None

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from shardwise.runtime.environment import without_place
 from shardwise.runtime.errors import TransportError
 from shardwise.runtime.mpi import library
 from shardwise.runtime.mpi.mpiexec import Mpiexec, find_mpiexec
@@ -37,21 +38,30 @@ class Job:
     backend: str | None = None
 
 
-def choose_launcher(asked: str | None) -> str:
-    """Return the launcher asked for, or MPI where it is installed, else processes as torchrun makes them."""
+def choose_launcher(asked: str | None, tell: Callable[[str], object] | None = None) -> str:
+    """Return the launcher asked for, or MPI where it is installed, else processes as torchrun makes them.
+
+    `tell` is given the reason why an MPI that is installed cannot be used.
+    """
     if asked is None:
-        return "mpi" if library.installed() and _has_mpiexec() else "torchrun"
+        reason = _why_not_mpi() if library.installed() else ""
+        if reason and tell is not None:
+            tell(
+                f"shardwise: {reason}. The ranks are started as torchrun does, and talk through Gloo or NCCL."
+            )
+        return "mpi" if reason is None else "torchrun"
     if asked not in LAUNCHERS:
         raise ValueError(f"launcher: found {asked!r}; expected one of {', '.join(LAUNCHERS)}")
     return asked
 
 
-def _has_mpiexec() -> bool:
+def _why_not_mpi() -> str | None:
+    """Return why there is no launcher for the MPI that mpi4py loads, or None."""
     try:
         find_mpiexec()
-    except TransportError:
-        return False
-    return True
+    except TransportError as error:
+        return str(error)
+    return None
 
 
 def run(job: Job) -> int:
@@ -66,7 +76,7 @@ def run(job: Job) -> int:
 
 def environment(job: Job, address: str) -> dict[str, str]:
     """Return the environment of every rank."""
-    made = dict(os.environ)
+    made = without_place(os.environ)
     made.setdefault("OMP_NUM_THREADS", str(max(1, cores() // job.size)))
     # A rank's lines must appear when they are printed, although its output is no terminal.
     made["PYTHONUNBUFFERED"] = "1"

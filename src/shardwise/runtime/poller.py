@@ -14,7 +14,9 @@ and after a few milliseconds in any case, the wait sleeps, and its sender wakes 
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,6 +31,16 @@ class Request(Protocol):
 
     def Test(self) -> bool:
         """Return whether the request is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Hold a request that nobody waits for any more, what it needs, and what is left to do after it."""
+
+    request: Request
+    keep: object
+    finish: Callable[[], None] | None = None
+    expected: bool = True  # False for one whose wait was given up: it may never be complete
 
 
 class Watch(Protocol):
@@ -81,7 +93,10 @@ class Poller:
         self.watch: Watch | None = None
         self.bell: Bell | None = None
         self.completer = Completer()
-        self._adopted: list[tuple[Request, object]] = []
+        # Handles are dropped, and so requests adopted, by any thread; only who holds the lock tests them.
+        self._newcomers: deque[Adopted] = deque()
+        self._adopted: list[Adopted] = []
+        self._testing = threading.Lock()
 
     def wait(
         self, request: Request, deadline_seconds: float, what: object, ranks: Sequence[int] = ()
@@ -170,24 +185,53 @@ class Poller:
             for rank in ranks:
                 self.bell.ring(rank)
 
-    def adopt(self, request: Request, buffers: object) -> None:
+    @property
+    def adopted(self) -> int:
+        """Return how many requests are kept until they are complete."""
+        return len(self._newcomers) + len(self._adopted)
+
+    def adopt(self, orphan: Adopted) -> None:
         """Keep a request that nobody will wait for, and its buffers, until it is complete."""
-        if len(self._adopted) >= _ADOPTED_BEFORE_PRUNING:
+        self._newcomers.append(orphan)
+        # The garbage collector runs in any thread, and this MPI may be for one alone.
+        if self.adopted > _ADOPTED_BEFORE_PRUNING and threading.current_thread() is threading.main_thread():
             self.progress()
-        self._adopted.append((request, buffers))
 
     def drain(self, deadline_seconds: float, what: object) -> None:
-        """Wait for everything that was adopted."""
-        adopted, self._adopted = self._adopted, []
-        self.wait_all([request for request, _ in adopted], deadline_seconds, what)
+        """Wait for everything that was adopted and can still be complete."""
+        start = time.perf_counter()
+
+        def drained() -> bool:
+            self._test_adopted()
+            return not any(orphan.expected for orphan in (*self._newcomers, *self._adopted))
+
+        if not drained():
+            self._sleep_until(drained, start, deadline_seconds, what, ())
 
     def progress(self) -> None:
         """Let outstanding messages advance; to be called between computations."""
         if self.drive is not None:
             self.drive()
         self.completer.poll()
-        if self._adopted:
-            self._adopted[:] = [entry for entry in self._adopted if not entry[0].Test()]
+        if self._newcomers or self._adopted:
+            self._test_adopted()
+
+    def _test_adopted(self) -> None:
+        # A handle may be dropped inside this very function: adopting must not wait for the lock.
+        if not self._testing.acquire(blocking=False):
+            return
+        try:
+            while self._newcomers:
+                self._adopted.append(self._newcomers.popleft())
+            done = [orphan for orphan in self._adopted if orphan.request.Test()]
+            if done:
+                finished = {id(orphan) for orphan in done}
+                self._adopted = [orphan for orphan in self._adopted if id(orphan) not in finished]
+        finally:
+            self._testing.release()
+        for orphan in done:
+            if orphan.finish is not None:
+                orphan.finish()
 
 
 def describe(what: Any) -> str:

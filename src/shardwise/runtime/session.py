@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -15,11 +18,12 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from shardwise.runtime import mpi
 from shardwise.runtime.bell import Bell
 from shardwise.runtime.environment import Place, detect
-from shardwise.runtime.errors import TransportError
+from shardwise.runtime.errors import StalledError, TransportError
 from shardwise.runtime.failure import end_job_on_exception, failed, restore_hook
 from shardwise.runtime.heartbeat import Heartbeat
 from shardwise.runtime.mpi import library
-from shardwise.runtime.poller import cores
+from shardwise.runtime.neighbours import meet, threads_of
+from shardwise.runtime.poller import OVERSUBSCRIBED, SPARE_CORES, cores
 from shardwise.runtime.progress_thread import ProgressThread, wanted
 from shardwise.runtime.rendezvous import open_store
 
@@ -53,6 +57,7 @@ class Session:
 _session: Session | None = None
 _heartbeat: Heartbeat | None = None
 _progress_thread: ProgressThread | None = None
+_at_leave: list[Callable[[], object]] = []
 
 
 def init(backend: str | None = None, timeout: float | timedelta | None = None) -> Session:
@@ -72,20 +77,22 @@ def init(backend: str | None = None, timeout: float | timedelta | None = None) -
                 "call finalize() first"
             )
         return _session
-    place = detect()
-    chosen = choose_backend(backend, place)
-    seconds = _timeout_seconds(timeout)
-    device = _choose_device(chosen, place)
-    threads = _set_threads(place)
+    place, seconds = detect(), _timeout_seconds(timeout)
     owns_group = not dist.is_initialized()
     if owns_group:
+        chosen = choose_backend(backend, place)
+        place, shared, store = _meet(chosen, place)
+        oversubscribed = place.local_size > shared
         if chosen == mpi.BACKEND:
-            mpi.register()
-            if place.speaks_mpi:
-                library.check_world(place)
-        store = open_store(place, chosen)
-        if chosen == mpi.BACKEND and place.local_size > cores():
-            mpi.poller().bell = _hang_bell(store, place)
+            poller = mpi.poller()
+            poller.backoff = OVERSUBSCRIBED if oversubscribed else SPARE_CORES
+            poller.bell = _hang_bell(store, place) if oversubscribed else None
+    else:
+        chosen, shared = _existing(backend), cores()
+        place = replace(place, rank=dist.get_rank(), size=dist.get_world_size())
+    device = _choose_device(chosen, place)
+    threads = _set_threads(place, shared)
+    if owns_group:
         dist.init_process_group(
             chosen, store=store, rank=place.rank, world_size=place.size, timeout=_OPERATION_LIMIT
         )
@@ -97,10 +104,32 @@ def init(backend: str | None = None, timeout: float | timedelta | None = None) -
             poller = mpi.poller()
             poller.watch = _heartbeat
             _heartbeat.outstanding = poller.completer.oldest
-            if poller.drive is not None and wanted(cores(), place.local_size, threads):
+            spare = wanted(shared, place.local_size, threads) and library.threaded()
+            if poller.drive is not None and spare:
                 _progress_thread = ProgressThread(poller.drive)
     atexit.register(finalize)
     return _session
+
+
+def _meet(backend: str, place: Place) -> tuple[Place, int, Store]:
+    """Open the store, and find out in it how many cores the ranks of this node share."""
+    if backend == mpi.BACKEND:
+        mpi.register()
+        if place.speaks_mpi:
+            library.check_world(place)
+    store = open_store(place, backend)
+    return *meet(store, place), store
+
+
+def _existing(asked: str | None) -> str:
+    """Return the backend of the process group that somebody else made."""
+    found = str(dist.get_backend())
+    if asked is not None and asked != found:
+        raise TransportError(
+            f"init(backend={asked!r}): this process already has a process group over {found!r}; "
+            "leave the backend out, or call torch.distributed.destroy_process_group() first"
+        )
+    return found
 
 
 def finalize() -> None:
@@ -117,6 +146,8 @@ def finalize() -> None:
     if failed():
         # The others are being ended; waiting for them here would only delay that.
         return
+    for forget in _at_leave:
+        forget()
     if heartbeat is not None:
         heartbeat.leave()
     if session.owns_group and dist.is_initialized():
@@ -138,11 +169,19 @@ def _leave_together(session: Session, heartbeat: Heartbeat) -> None:
     """Wait until every rank is done, so that nobody's messages or store vanish under another."""
     what = f"rank {session.rank}: leaving the job"
     if session.backend == mpi.BACKEND:
-        mpi.poller().drain(_OPERATION_LIMIT.total_seconds(), what)
+        try:
+            mpi.poller().drain(session.timeout_seconds, what)
+        except StalledError as error:
+            print(f"shardwise: {error}; messages that nobody waited for are given up", file=sys.stderr)
         dist.barrier()
         return
     with heartbeat.waiting((), what):
         dist.barrier()
+
+
+def at_leave(forget: Callable[[], object]) -> None:
+    """Let a cache of what belongs to the job be emptied before this process leaves it."""
+    _at_leave.append(forget)
 
 
 def current() -> Session:
@@ -157,8 +196,11 @@ def heartbeat() -> Heartbeat | None:
     return _heartbeat
 
 
-def progress(action: str | None = None) -> None:
-    """Note what this rank does now and let outstanding messages advance; called between computations."""
+def progress(action: object = None) -> None:
+    """Note what this rank does now and let outstanding messages advance; called between computations.
+
+    `action` is a text, or a callable that returns it when somebody asks.
+    """
     if _heartbeat is not None:
         _heartbeat.beat(action)
     if _session is not None and _session.backend == mpi.BACKEND:
@@ -187,20 +229,24 @@ def _choose_device(backend: str, place: Place) -> torch.device:
     return device
 
 
-def _set_threads(place: Place) -> int:
+def _set_threads(place: Place, shared: int) -> int:
     """Share this node's cores among its ranks, unless the user decided."""
     if "OMP_NUM_THREADS" not in os.environ and place.local_size > 1:
-        torch.set_num_threads(max(1, cores() // place.local_size))
+        torch.set_num_threads(threads_of(cores(), shared, place.local_size))
     return torch.get_num_threads()
 
 
-def _hang_bell(store: Store, place: Place) -> Bell:
-    """Hang up this rank's bell beside those of its node, before any message can be sent."""
+def _hang_bell(store: Store, place: Place) -> Bell | None:
+    """Hang up this rank's bell beside those of its node, before any message can be sent.
+
+    Without the right to open another process's memory there is none, and waits sleep by the clock.
+    """
     node = f"bells/{socket.gethostname()}"
-    if place.local_rank > 0:
-        return Bell(place.rank, place.size, store.get(node).decode())
-    bell = Bell(place.rank, place.size)
-    store.set(node, bell.path)
+    bell: Bell | None = None
+    with contextlib.suppress(OSError):
+        bell = Bell(place.rank, place.size, store.get(node).decode() if place.local_rank > 0 else None)
+    if place.local_rank == 0:
+        store.set(node, bell.path if bell is not None else "")
     return bell
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from shardwise.runtime.errors import TransportError
+from shardwise.runtime.session import heartbeat
+
+SUM = "sum over the group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +73,40 @@ class Wires:
     replicas: Wire
 
 
+def naming(me: int, what: str, peers: Sequence[int], tensors: Sequence[Tensor]) -> str:
+    """Return who waits for what from whom, for messages to the user; all ranks are those of the world."""
+    shown = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors[:3]]
+    if len(tensors) > 3:
+        shown.append(f"and {len(tensors) - 3} more")
+    return f"rank {me}: {what}, peers {sorted(set(peers) - {me})}, tensor {', '.join(shown)}"
+
+
+def _watched(wait: Callable[[], object], peers: Sequence[int], what: Callable[[], str]) -> None:
+    """Wait inside the transport, where nobody looks for a verdict, under the eyes of the heartbeat."""
+    watch = heartbeat()
+    if watch is not None:
+        watch.begin_wait(peers, what, polled=False)
+    try:
+        wait()
+    except RuntimeError as error:
+        # The transport knows sockets; who waited for what is known only here.
+        raise TransportError(f"{what()}: {error}") from error
+    finally:
+        if watch is not None:
+            watch.end_wait()
+
+
 class TorchLine:
     """Receives and sends through torch.distributed, for every backend."""
 
-    def __init__(self, receives: Sequence[Parcel], sends: Sequence[Parcel], group: Any, tag: int) -> None:
-        self.receives, self.sends, self.group, self.tag = tuple(receives), tuple(sends), group, tag
-        self.batched = dist.get_backend(group) == "nccl"
+    def __init__(
+        self, wire: TorchWire, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str
+    ) -> None:
+        self.group, self.tag, self.what = wire.group, tag, what
+        self.receives = tuple(Parcel(wire.ranks[p.peer], p.buffer) for p in receives)
+        self.sends = tuple(Parcel(wire.ranks[p.peer], p.buffer) for p in sends)
+        self.peers = tuple({p.peer: None for p in (*self.receives, *self.sends)})
+        self.batched = dist.get_backend(self.group) == "nccl"
         self.pending: list[Any] = []
 
     def start(self) -> None:
@@ -87,6 +121,14 @@ class TorchLine:
 
     def finish(self) -> None:
         """Wait for all of them."""
+        _watched(self._wait, self.peers, self.describe)
+
+    def describe(self) -> str:
+        """Return who waits for what from whom."""
+        buffers = [p.buffer for p in (*self.receives, *self.sends)]
+        return naming(dist.get_rank(), self.what, self.peers, buffers)
+
+    def _wait(self) -> None:
         for work in self.pending:
             work.wait()
         self.pending = []
@@ -95,12 +137,16 @@ class TorchLine:
 class TorchPending:
     """A message under way through torch.distributed."""
 
-    def __init__(self, work: Any) -> None:
-        self.work = work
+    def __init__(self, work: Any, peers: Sequence[int], tensor: Tensor, what: str) -> None:
+        self.work, self.peers, self.tensor, self.what = work, peers, tensor, what
 
     def wait(self) -> None:
         """Return when it is complete."""
-        self.work.wait()
+        _watched(self.work.wait, self.peers, self.describe)
+
+    def describe(self) -> str:
+        """Return who waits for what from whom."""
+        return naming(dist.get_rank(), self.what, self.peers, (self.tensor,))
 
     def done(self) -> bool:
         """Tell whether it is complete."""
@@ -112,30 +158,36 @@ class TorchWire:
 
     def __init__(self, group: Any, ranks: Sequence[int]) -> None:
         self.group, self.ranks = group, tuple(ranks)
+        self.others = tuple(rank for rank in self.ranks if rank != dist.get_rank())
 
     def send(self, parcel: Parcel, tag: int, what: str) -> Pending:
         """Start one message."""
-        return TorchPending(dist.isend(parcel.buffer, self.ranks[parcel.peer], self.group, tag))
+        peer = self.ranks[parcel.peer]
+        work = dist.isend(parcel.buffer, peer, self.group, tag)
+        return TorchPending(work, (peer,), parcel.buffer, what)
 
     def receive(self, parcel: Parcel, tag: int, what: str) -> Pending:
         """Post one receive."""
-        return TorchPending(dist.irecv(parcel.buffer, self.ranks[parcel.peer], self.group, tag))
+        peer = self.ranks[parcel.peer]
+        work = dist.irecv(parcel.buffer, peer, self.group, tag)
+        return TorchPending(work, (peer,), parcel.buffer, what)
 
     def line(self, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str) -> Line:
         """Prepare a set of receives and sends over fixed buffers."""
-
-        def world(parcels: Sequence[Parcel]) -> list[Parcel]:
-            return [Parcel(self.ranks[p.peer], p.buffer) for p in parcels]
-
-        return TorchLine(world(receives), world(sends), self.group, tag)
+        return TorchLine(self, receives, sends, tag, what)
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks of the group up, in place."""
-        dist.all_reduce(tensor, group=self.group)
+        _watched(
+            partial(dist.all_reduce, tensor, group=self.group),
+            self.others,
+            lambda: naming(dist.get_rank(), SUM, self.others, (tensor,)),
+        )
 
     def start_all_reduce(self, tensor: Tensor, what: str) -> Pending:
         """Start adding up; the tensor holds the sum when the result is complete."""
-        return TorchPending(dist.all_reduce(tensor, group=self.group, async_op=True))
+        work = dist.all_reduce(tensor, group=self.group, async_op=True)
+        return TorchPending(work, self.others, tensor, what)
 
 
 class LoneWire:

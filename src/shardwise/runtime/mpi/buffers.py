@@ -18,14 +18,19 @@ def direct(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and (tensor.is_cpu or cuda_aware())
 
 
+def settle(tensor: Tensor) -> None:
+    """Return when what was asked of the tensor's device has been done: MPI knows nothing of streams."""
+    if not tensor.is_cpu:
+        torch.accelerator.current_stream(tensor.device).synchronize()
+
+
 def readable(tensor: Tensor) -> Tensor:
     """Return the tensor, or a copy of it, whose memory MPI may read."""
     if tensor.is_cpu:
         return tensor if tensor.is_contiguous() else tensor.contiguous()
     if cuda_aware():
         packed = tensor.contiguous()
-        # MPI knows nothing of streams: what fills the tensor must have run.
-        torch.accelerator.synchronize(packed.device)
+        settle(packed)
         return packed
     return tensor.contiguous().cpu()
 
@@ -33,11 +38,11 @@ def readable(tensor: Tensor) -> Tensor:
 def writable(tensor: Tensor) -> tuple[Tensor, Finish | None]:
     """Return memory MPI may write for the tensor, and what copies it back, if it is not its own."""
     if direct(tensor):
-        if not tensor.is_cpu:
-            torch.accelerator.synchronize(tensor.device)
+        settle(tensor)
         return tensor, None
     device = tensor.device if cuda_aware() else torch.device("cpu")
     staged = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    settle(staged)
     return staged, lambda: _copy(tensor, staged)
 
 
@@ -46,6 +51,7 @@ def flat_writable(tensors: Sequence[Tensor]) -> tuple[Tensor, Finish]:
     device = tensors[0].device if cuda_aware() else torch.device("cpu")
     total = sum(tensor.numel() for tensor in tensors)
     flat = torch.empty(total, dtype=tensors[0].dtype, device=device)
+    settle(flat)
 
     def finish() -> None:
         start = 0

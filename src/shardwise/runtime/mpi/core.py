@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwise.runtime.mpi.buffers import Finish
-from shardwise.runtime.mpi.library import load
+from shardwise.runtime.mpi.library import load, threaded
 from shardwise.runtime.mpi.work import MPIWork
 from shardwise.runtime.poller import Poller, Request
 
@@ -44,7 +44,7 @@ class Core(dist.ProcessGroup):
         self._others = tuple(rank for rank in self.members if rank != self.me)
         self._deadline_seconds = timeout.total_seconds()
         mpi = load()
-        self.threaded = mpi.Query_thread() == mpi.THREAD_MULTIPLE
+        self.threaded = threaded()
         self._byte = mpi.BYTE
         self._in_place = mpi.IN_PLACE
         self._group_name = name

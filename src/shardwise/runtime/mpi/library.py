@@ -42,6 +42,12 @@ def loaded() -> bool:
     return bool(mpi.Is_initialized() and not mpi.Is_finalized())
 
 
+def threaded() -> bool:
+    """Return whether several threads may call this MPI at once."""
+    mpi = load()
+    return bool(mpi.Query_thread() == mpi.THREAD_MULTIPLE)
+
+
 def check_world(place: Place) -> None:
     """Refuse a world that differs from the launcher's: then another MPI's mpiexec was used."""
     world = load().COMM_WORLD

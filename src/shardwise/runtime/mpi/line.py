@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shardwise.runtime.bell import ANSWERED_BYTES
-from shardwise.runtime.mpi.buffers import memory, readable
+from shardwise.runtime.errors import StalledError
+from shardwise.runtime.mpi.buffers import memory, readable, settle
 from shardwise.runtime.mpi.library import cuda_aware, load
 from shardwise.runtime.mpi.registration import group_comm, poller
 from shardwise.runtime.mpi.types import WIDENED, datatype
-from shardwise.runtime.wire import Line, Parcel, Pending
+from shardwise.runtime.mpi.work import Batch
+from shardwise.runtime.poller import Adopted
+from shardwise.runtime.wire import SUM, Line, Parcel, Pending, naming
 
 
 class MPILine:
@@ -28,6 +32,7 @@ class MPILine:
         what: str,
     ) -> None:
         mpi = load()
+        self.active, self.stalled = False, False
         self.receives = [(p.buffer, _stage(p.buffer)) for p in receives]
         self.sends = [(p.buffer, _stage(p.buffer)) for p in sends]
         byte = mpi.BYTE
@@ -39,33 +44,54 @@ class MPILine:
             for p, (_, host) in zip(sends, self.sends, strict=True)
         ]
         self.startall = mpi.Prequest.Startall
+        self.wire, self.what = wire, what
         self.poller, self.deadline_seconds = wire.poller, wire.deadline_seconds
-        peers = sorted({wire.ranks[p.peer] for p in (*receives, *sends)})
-        self.peers, self.what = peers, f"{what} with ranks {peers}"
+        self.peers = sorted({wire.ranks[p.peer] for p in (*receives, *sends)})
         self.targets = tuple(wire.ranks[p.peer] for p in sends)
         self.answers = tuple(wire.ranks[p.peer] for p in receives if p.buffer.nbytes >= ANSWERED_BYTES)
         self.staged = any(a is not b for a, b in (*self.receives, *self.sends))
+        # Of one device: what was asked of it before must be done before MPI touches its memory.
+        self.on_device = next((b for _, b in (*self.receives, *self.sends) if not b.is_cpu), None)
 
     def start(self) -> None:
         """Post all receives, then all sends."""
         if self.staged:
             for device, host in self.sends:
                 host.copy_(device)
+        if self.on_device is not None:
+            settle(self.on_device)
+        self.active = True
         self.startall(self.requests)
         self.poller.ring(self.targets)
 
     def finish(self) -> None:
         """Return when all of them are complete."""
-        self.poller.wait_all(self.requests, self.deadline_seconds, self.what, self.peers)
+        try:
+            self.poller.wait_all(self.requests, self.deadline_seconds, self.describe, self.peers)
+        except StalledError:
+            self.stalled = True
+            raise
+        self.active = False
         self.poller.ring(self.answers)
         if self.staged:
             for device, host in self.receives:
                 device.copy_(host)
 
+    def describe(self) -> str:
+        """Return who waits for what from whom."""
+        return naming(self.wire.me, self.what, self.peers, [a for a, _ in (*self.receives, *self.sends)])
+
     def __del__(self) -> None:
-        if not load().Is_finalized():
-            for request in getattr(self, "requests", ()):
-                request.Free()
+        requests = getattr(self, "requests", ())
+        if not requests or load().Is_finalized():
+            return
+        free = partial(_free, requests)
+        if self.active:
+            # MPI still reads and writes the buffers: both live on until it is done with them.
+            keep = (self.receives, self.sends)
+            self.poller.adopt(Adopted(Batch(requests), keep, free, not self.stalled))
+        else:
+            free()
 
 
 class MPIPending:
@@ -82,25 +108,47 @@ class MPIPending:
     ) -> None:
         self.request, self.wire, self.what, self.peers, self.copy = request, wire, what, peers, copy
         self.answers = answers
+        self.landed, self.stalled = False, False
 
     def wait(self) -> None:
         """Return when it is complete."""
+        if self.landed:
+            return
         wire = self.wire
-        wire.poller.wait(self.request, wire.deadline_seconds, self.what, self.peers)
+        try:
+            wire.poller.wait(self.request, wire.deadline_seconds, self.describe, self.peers)
+        except StalledError:
+            self.stalled = True
+            raise
         self._land()
 
     def done(self) -> bool:
         """Tell whether it is complete, and let it advance."""
-        if not self.request.Test():
-            return False
-        self._land()
+        if not self.landed:
+            if not self.request.Test():
+                return False
+            self._land()
         return True
 
+    def describe(self) -> str:
+        """Return who waits for what from whom."""
+        return naming(self.wire.me, self.what, self.peers, self.copy[:1])
+
     def _land(self) -> None:
+        self.landed = True
         self.wire.poller.ring(self.answers)
         device, host = self.copy
         if device is not host:
             device.copy_(host)
+
+    def __del__(self) -> None:
+        if not self.landed and not load().Is_finalized():
+            self.wire.poller.adopt(Adopted(self.request, self.copy, None, not self.stalled))
+
+
+def _free(requests: Sequence[Any]) -> None:
+    for request in requests:
+        request.Free()
 
 
 class MPIWire:
@@ -111,6 +159,8 @@ class MPIWire:
         # torch sorts the members of a group; a peer is named by its position in `ranks`.
         order = sorted(ranks)
         self.places = [order.index(rank) for rank in ranks]
+        self.me = order[self.comm.Get_rank()]
+        self.others = tuple(rank for rank in self.ranks if rank != self.me)
         self.deadline_seconds = deadline_seconds
         self.poller = poller()
         self.in_place = load().IN_PLACE
@@ -129,6 +179,7 @@ class MPIWire:
     def receive(self, parcel: Parcel, tag: int, what: str) -> Pending:
         """Post one receive."""
         host = _stage(parcel.buffer)
+        settle(host)
         request = self.comm.Irecv([memory(host), host.nbytes, load().BYTE], self.places[parcel.peer], tag)
         peers = (self.ranks[parcel.peer],)
         answers = peers if host.nbytes >= ANSWERED_BYTES else ()
@@ -136,15 +187,15 @@ class MPIWire:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks of the group up, in place."""
-        self.start_all_reduce(tensor, "sum over the group").wait()
+        self.start_all_reduce(tensor, SUM).wait()
 
     def start_all_reduce(self, tensor: Tensor, what: str) -> Pending:
         """Start adding up; the tensor holds the sum when the result is complete."""
-        host = tensor.float() if tensor.dtype in WIDENED else readable(tensor)
+        host = readable(tensor.float() if tensor.dtype in WIDENED else tensor)
         buffer = [memory(host), host.numel(), datatype(host.dtype)]
         request = self.comm.Iallreduce(self.in_place, buffer)
         self.poller.ring(self.ranks)
-        return MPIPending(request, self, what, self.ranks, (tensor, host))
+        return MPIPending(request, self, what, self.others, (tensor, host))
 
 
 def _stage(buffer: Tensor) -> Tensor:

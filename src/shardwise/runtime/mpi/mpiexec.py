@@ -78,5 +78,8 @@ def _launcher_of(library: str) -> str:
 
 
 def _launcher_vendor(path: str) -> str:
-    child = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=30)
+    try:
+        child = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return "none that answers"
     return _launcher_of(vendor(child.stdout + child.stderr))

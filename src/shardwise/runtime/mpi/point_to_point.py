@@ -52,6 +52,8 @@ class PointToPoint(Core):
         status: Any = mpi.Status()
         buffer = mpi.memory.fromaddress(target.data_ptr(), target.nbytes)
         request = self.comm.Irecv([buffer, target.nbytes, self._byte], mpi.ANY_SOURCE, tag)
+        if target.nbytes >= ANSWERED_BYTES and self.poller.bell is not None:
+            finish = in_chain([finish, lambda: self.poller.ring((self.members[status.Get_source()],))])
         work = ReceivedFromAny(
             self,
             StatusRequest(request, status),

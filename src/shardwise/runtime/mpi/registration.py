@@ -25,7 +25,7 @@ def register() -> None:
 
 @cache
 def poller() -> Poller:
-    """Return the one poller of this process."""
+    """Return the one poller of this process; `init` corrects its pace when it knows who shares the cores."""
     backoff = OVERSUBSCRIBED if detect().local_size > cores() else SPARE_CORES
     return Poller(backoff, drive=load().COMM_SELF.Iprobe)
 

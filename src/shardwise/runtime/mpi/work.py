@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwise.runtime.completer import Outstanding, Owed
+from shardwise.runtime.errors import StalledError
 from shardwise.runtime.mpi.buffers import Finish
-from shardwise.runtime.poller import Poller, Request
+from shardwise.runtime.mpi.library import load
+from shardwise.runtime.poller import Adopted, Poller, Request
 
 
 class Batch:
@@ -54,6 +56,8 @@ class Party(Protocol):
 class MPIWork(dist.Work):
     """Wait for, or ask after, one operation of the backend."""
 
+    _stalled = False
+
     def __init__(
         self,
         party: Party,
@@ -85,7 +89,11 @@ class MPIWork(dist.Work):
             # Callers in C++ pass zero for "no timeout given".
             if timeout is not None and (asked := timeout.total_seconds()) > 0:
                 seconds = asked
-            self._party.poller.wait(request, seconds, self.describe, self._ranks)
+            try:
+                self._party.poller.wait(request, seconds, self.describe, self._ranks)
+            except StalledError:
+                self._stalled = True
+                raise
             self._complete()
         return True
 
@@ -159,8 +167,9 @@ class MPIWork(dist.Work):
 
     def __del__(self) -> None:
         request = getattr(self, "_request", None)
-        if request is not None and self._future is None:
-            self._party.poller.adopt(request, (self._keep, self._outputs))
+        if request is not None and self._future is None and not load().Is_finalized():
+            keep = (self._keep, self._outputs)
+            self._party.poller.adopt(Adopted(request, keep, self._finish, not self._stalled))
 
 
 class ReceivedFromAny(MPIWork):
