@@ -4,6 +4,8 @@
     python benchmarks/oracle/accuracy.py --models unet,vgg16       some networks only
     python benchmarks/oracle/accuracy.py --transport gloo          over another transport
     python benchmarks/oracle/accuracy.py --unseen                  two networks that were never looked at
+    python benchmarks/oracle/accuracy.py --no-memory               times only, which want quiet cores
+    python benchmarks/oracle/accuracy.py --weigh                   the memory of rows that have times only
 
 Every network is calibrated for, measured and written to the folder on its own, so that a run can be ended
 and taken up again; the table is made of all that is there.
@@ -15,10 +17,12 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardwise.commands.accuracy import accuracy, report, rows_of
+from shardwise.commands.accuracy import Row, accuracy, report, rows_of
+from shardwise.commands.trials import Subject, Trial, measure_memory
 from shardwise.commands.validate import PLANS, SIZES, subjects
 from shardwise.runtime.calibrate import calibrate
 
@@ -34,14 +38,17 @@ def main() -> None:
     parser.add_argument("--transport", default="mpi4py")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--calibrate-seconds", type=float, default=45.0)
-    parser.add_argument("--profile-seconds", type=float, default=40.0, help="for the kernels of a network")
+    parser.add_argument("--profile-seconds", type=float, default=240.0, help="for the kernels of a network")
     parser.add_argument("--folder", type=Path, default=HERE / "measured")
     parser.add_argument("--output", type=Path, default=HERE / "result.md")
     parser.add_argument("--no-memory", action="store_true", help="times only: no fresh process per plan")
+    parser.add_argument("--weigh", action="store_true", help="measure the memory of rows that lack it")
     parser.add_argument("--only-table", action="store_true", help="measure nothing")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    if not options.only_table:
+    if options.weigh:
+        weigh(options)
+    elif not options.only_table:
         measure(options)
     options.output.write_text(table(options.folder))
 
@@ -69,6 +76,23 @@ def measure(options: argparse.Namespace) -> None:
         path.write_text(json.dumps(found, indent=1))
         mean = found["time_accuracy"]["mean"]
         print(f"{subject.name}: {100 * mean:.1f} % in {found['seconds']:.0f} s", flush=True)
+
+
+def weigh(options: argparse.Namespace) -> None:
+    """Measure the memory of the rows in the folder that have none, a fresh process each."""
+    for path in sorted(options.folder.glob(f"{options.transport}-*.json")):
+        found = json.loads(path.read_text())
+        rows = [Row(**row) for row in found["rows"]]
+        subject = Subject(rows[0].model, tuple(found["shape"]), found["batch"])
+        for i, row in enumerate(rows):
+            if row.measured_peak_bytes:
+                continue
+            (sizes,) = measure_memory([Trial(subject, row.plan)], row.ranks, options.transport)
+            if isinstance(sizes, str):
+                raise RuntimeError(f"{row.model} {row.plan}: {sizes}")
+            rows[i] = replace(row, measured_peak_bytes=sizes[0], measured_high_water_bytes=sizes[1])
+            path.write_text(json.dumps(found | report(rows, found["refused"]), indent=1))
+        print(f"{subject.name}: {100 * report(rows, [])['memory_accuracy']['mean']:.1f} %", flush=True)
 
 
 def table(folder: Path) -> str:

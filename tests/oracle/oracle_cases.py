@@ -25,9 +25,10 @@ def small_graph() -> Graph:
     return capture(small_model(), torch.zeros(4, 3, 16, 16), check=False)
 
 
-def stage(text: str, **options):
+def stage(text: str, batch: int | None = None, **options):
     """Lower the small network under a plan of one stage."""
     graph, plan = small_graph(), Plan.parse(text)
+    graph = graph if batch is None else graph.with_batch(batch)
     return lower_stage(graph, graph.layers, plan.stages[0], departures=graph.output_names, **options)
 
 

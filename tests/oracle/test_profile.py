@@ -12,8 +12,8 @@ from shardwise.oracle.profile import INTERPOLATED, Profile, cache_path, key_of, 
 from shardwise.program import Regrid
 
 
-def tasks(text):
-    program = stage(text)
+def tasks(text, batch=None):
+    program = stage(text, batch)
     return [Task.of(op, r) for op in program.ops if not isinstance(op, Regrid) for r in range(program.width)]
 
 
@@ -50,6 +50,19 @@ def test_other_shapes_scale_from_the_nearest_of_the_same_operator_and_say_so():
     assert estimate.seconds == pytest.approx(0.5 * ratio)
     assert estimate.flag == INTERPOLATED
     assert estimate.spread > 0.05 * ratio
+
+
+def test_two_relatives_tell_which_part_of_the_time_does_not_shrink():
+    """Half and twice the samples of one convolution, between others that are nearer in size."""
+    convolutions = [next(t for t in tasks("data=1", batch=b) if t.layer.op == "conv") for b in (2, 4, 8)]
+    few, middle, many = convolutions
+    stranger = next(
+        t for t in tasks("data=1", batch=4) if t.layer.op == "conv" and t.wants[1] != few.wants[1]
+    )
+    profile = filled([(few, 0.3), (many, 0.9), (stranger, 7.0)])
+    estimate = profile.seconds(middle, Direction.FORWARD)
+    assert estimate.seconds == pytest.approx(0.1 + 0.1 * 4)
+    assert estimate.flag == INTERPOLATED
 
 
 def test_operators_never_measured_are_left_to_the_fallback():

@@ -64,33 +64,46 @@ def measure_trials(
     Returns:
         One measurement per trial, or the words of the error that refused it.
     """
+    sizes_found = measure_memory(trials, ranks, transport, deadline) if memory else [(0, 0)] * len(trials)
+    good = [i for i, found in enumerate(sizes_found) if not isinstance(found, str)]
+    results: list[Any] = list(sizes_found)
+    for group in groups_of([sizes[i] for i in good], limit_bytes):
+        chosen = [good[i] for i in group]
+        found = _job("run_times", ([trials[i] for i in chosen], repeats), ranks, transport, deadline)
+        rows: list[Any] = [found] * len(chosen) if isinstance(found, str) else [*zip(*found, strict=True)]
+        for i, row in zip(chosen, rows, strict=True):
+            results[i] = row if isinstance(row, str) else _together(row, results[i])
+    return results
+
+
+def measure_memory(
+    trials: Sequence[Trial], ranks: int, transport: str, deadline: float = 600.0
+) -> list[tuple[int, int] | str]:
+    """Return the peak of a step's tensors and of the process for every trial, or why it was refused.
+
+    Each has processes of its own: memory that earlier trials gave back would count as used.
+    """
+    result: list[tuple[int, int] | str] = []
+    for trial in trials:
+        parts = _job("run_memory", trial, ranks, transport, deadline)
+        bad = [parts] if isinstance(parts, str) else [part for part in parts if isinstance(part, str)]
+        if bad:
+            result.append(bad[0])
+        else:
+            peaks, high = zip(*parts, strict=True)
+            result.append((max(peaks), max(high)))
+    return result
+
+
+def _job(function: str, arguments: Any, ranks: int, transport: str, deadline: float) -> list[Any] | str:
+    """Run a function on ranks of its own; one plan that fails must not take the others' results with it."""
     from shardwise.runtime.calibrate.job import measure
     from shardwise.runtime.errors import TransportError
 
-    def job(function: str, arguments: Any) -> list[Any] | str:
-        try:
-            return measure(
-                f"{__name__}:{function}", arguments, size=ranks, transport=transport, seconds=deadline
-            )
-        except TransportError as error:
-            # One plan that fails must not take the others' results with it.
-            return str(error)
-
-    sizes_found: list[Any] = [] if memory else [(0, 0) for _ in trials]
-    for trial in trials if memory else ():
-        # A process of its own: memory that earlier trials gave back would count as used.
-        parts = job("run_memory", trial)
-        bad = [parts] if isinstance(parts, str) else [part for part in parts if isinstance(part, str)]
-        sizes_found.append(bad[0] if bad else tuple(max(column) for column in zip(*parts, strict=True)))
-    good = [i for i, found in enumerate(sizes_found) if not isinstance(found, str)]
-    results: list[Measurement | str] = list(sizes_found)
-    for group in groups_of([sizes[i] for i in good], limit_bytes):
-        chosen = [good[i] for i in group]
-        found = job("run_times", ([trials[i] for i in chosen], repeats))
-        rows: list[Any] = [found] * len(chosen) if isinstance(found, str) else [*zip(*found, strict=True)]
-        for i, row in zip(chosen, rows, strict=True):
-            results[i] = row if isinstance(row, str) else _together(row, sizes_found[i])
-    return results
+    try:
+        return measure(f"{__name__}:{function}", arguments, size=ranks, transport=transport, seconds=deadline)
+    except TransportError as error:
+        return str(error)
 
 
 def groups_of(sizes: Sequence[int], limit: float) -> list[list[int]]:

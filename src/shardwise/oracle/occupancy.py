@@ -51,6 +51,13 @@ class _Alive:
         self.activations = self.gradients = 0.0
         self.messages: dict[object, float] = {}
         self.summed: set[int] = set()
+        ends = Act.BACKWARD_WEIGHT if self.splits else Act.BACKWARD
+        self.last = {action.stage: i for i, action in enumerate(self.actions) if action.act is ends}
+        gathered = {name for b in walk.buckets[position] if b.gathered_bytes for name in b.names}
+        self.gathered = {
+            stage: sum(size for name, size in f.trained.items() if name in gathered)
+            for stage, f in walk.footprints(position).items()
+        }
 
     def fullest(self) -> tuple[float, float, float]:
         """Return the bytes of the three kinds when their sum is largest."""
@@ -65,6 +72,9 @@ class _Alive:
                 self._backward(action)
             elif action.act is Act.BACKWARD_WEIGHT:
                 self.activations -= self._of(action).kept
+            if self.last.get(action.stage) == index:
+                # Gathered gradients live on in the buckets, which are counted as buffers.
+                self.gradients -= self.gathered.get(action.stage, 0.0)
         return self.peak
 
     def _of(self, action: Action) -> Footprint:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.geometry.access import reach
+from shardwise.graph import Source
 from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes, Task
 from shardwise.oracle.moves import Move
 
 INTERPOLATED = "interpolated"
-_VERSION = 2
+_VERSION = 3
 # Copies have one direction only.
 _ONCE = Direction.FORWARD.value
 
@@ -32,6 +33,7 @@ class Measured:
     flops: Mapping[str, float]
     nbytes: Mapping[str, float]
     room: Mapping[str, float] = field(default_factory=dict)
+    family: str = ""
 
 
 def key_of(task: Task) -> str:
@@ -46,6 +48,15 @@ def key_of(task: Task) -> str:
     out = "x".join(map(str, task.out.shape))
     word = "shared " if task.shared else ""
     return f"{word}{task.layer.op}({settings}) {' '.join(shapes)} -> [{out}]{_borders(task)}"
+
+
+def family_of(task: Task) -> str:
+    """Return a text that is equal for tasks that do the same to more or fewer samples or pixels."""
+    kinds = zip(task.layer.operands, task.wants, strict=True)
+    weights = ["x".join(map(str, want.shape)) for o, want in kinds if o.origin is Source.PARAMETER]
+    channels = task.wants[0].shape[1:2] if task.wants else ()
+    settings = ",".join(f"{k}={_plain(v)}" for k, v in sorted(task.layer.attributes.items()))
+    return f"{_op(task)}({settings}) {weights} {channels}"
 
 
 def _borders(task: Task) -> str:
@@ -98,11 +109,12 @@ class Profile:
         if entry is not None and direction in entry.seconds:
             return Estimate(entry.seconds.get(direction, 0.0), entry.spread.get(direction, 0.0))
         near = self._nearest(task, direction)
-        if near is None:
+        if not near:
             return self.fallback.seconds(task, direction)
-        ratio = _cost(task, direction) / _measured_cost(near, task, direction)
-        seconds = near.seconds[direction] * ratio
-        return Estimate(seconds, near.spread.get(direction, 0.0) * ratio + 0.1 * seconds, INTERPOLATED)
+        points = [(_measured_cost(m, task, direction), m.seconds[direction]) for m in near]
+        seconds = _between(points, _cost(task, direction))
+        doubt = near[0].spread.get(direction, 0.0) / near[0].seconds[direction]
+        return Estimate(seconds, (doubt + 0.1) * seconds, INTERPOLATED)
 
     def moving(self, move: Move) -> Estimate:
         """Return the measured time of copies and additions, else one scaled by bytes."""
@@ -123,7 +135,8 @@ class Profile:
             return entry.room[direction]
         return self.fallback.room(task, direction)
 
-    def _nearest(self, task: Task, direction: Direction) -> Measured | None:
+    def _nearest(self, task: Task, direction: Direction) -> list[Measured]:
+        """Return up to two measurements: of the same family if there are any, else the nearest in size."""
         wanted = _cost(task, direction)
         known = [
             m
@@ -131,8 +144,14 @@ class Profile:
             if m.seconds.get(direction, 0.0) > 0 and _measured_cost(m, task, direction) > 0
         ]
         if not known or not wanted:
-            return None
-        return min(known, key=lambda m: abs(math.log(_measured_cost(m, task, direction) / wanted)))
+            return []
+
+        def distance(m: Measured) -> float:
+            return abs(math.log(_measured_cost(m, task, direction) / wanted))
+
+        family = family_of(task)
+        relatives = sorted((m for m in known if m.family == family), key=distance)
+        return relatives[:2] or [min(known, key=distance)]
 
     def fields(self) -> tuple[str, ...]:
         """Return the machine's fields that answers of the fallback came from."""
@@ -141,7 +160,10 @@ class Profile:
     def save(self, path: Path) -> None:
         """Write all measurements, in one move so that no reader sees half a file."""
         entries = {
-            key: [m.op, dict(m.seconds), dict(m.spread), dict(m.flops), dict(m.nbytes), dict(m.room)]
+            key: [
+                *(m.op, dict(m.seconds), dict(m.spread), dict(m.flops), dict(m.nbytes), dict(m.room)),
+                m.family,
+            ]
             for key, m in self.entries.items()
         }
         content = {"version": _VERSION, "device": self.device, "threads": self.threads, "entries": entries}
@@ -173,7 +195,7 @@ def measured(
     """Put the times of a task together with its sizes, for later scaling."""
     flops = {d.value: task.flops(d) for d in Direction}
     nbytes = {d.value: float(task.nbytes(d)) for d in Direction}
-    return Measured(_op(task), seconds, spread, flops, nbytes, room or {})
+    return Measured(_op(task), seconds, spread, flops, nbytes, room or {}, family_of(task))
 
 
 def moved(move: Move, seconds: float, spread: float) -> Measured:
@@ -208,3 +230,17 @@ def _cost(task: Task, direction: Direction) -> float:
 def _measured_cost(entry: Measured, task: Task, direction: Direction) -> float:
     source = entry.flops if task.layer.kind in WEIGHTED else entry.nbytes
     return source.get(direction, 0.0)
+
+
+def _between(points: list[tuple[float, float]], cost: float) -> float:
+    """Return the time at a cost: on the line through two measurements, which has a part that never shrinks.
+
+    One measurement, or two that contradict each other, are scaled.
+    """
+    (near, seconds), (far, others) = points[0], points[-1]
+    if far != near:
+        slope = (others - seconds) / (far - near)
+        fixed = seconds - slope * near
+        if slope > 0 and fixed >= 0:
+            return fixed + slope * cost
+    return seconds * cost / near

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwise.machine import Curve, Device
+from shardwise.runtime.calibrate.baseline import baseline_bytes
 from shardwise.runtime.calibrate.clock import repeat
 from shardwise.runtime.calibrate.job import measure
 from shardwise.runtime.calibrate.overheads import operator_overheads, segment_overheads, update_overhead
@@ -43,7 +44,7 @@ def measure_device(ranks: int, seconds: float) -> Device:
         peak_flops=peaks,
         memory_bytes=memory_bytes() / ranks,
         memory_bandwidth=mean["memory_bandwidth"],
-        baseline_bytes=mean["baseline_bytes"],
+        baseline_bytes=baseline_bytes(),
         overhead_forward_seconds=mean["overhead_forward_seconds"],
         overhead_backward_seconds=mean["overhead_backward_seconds"],
         efficiency=curves,
@@ -77,7 +78,7 @@ def _curve(ranks: list[list[tuple[float, float]]], peak: float) -> Curve:
 def time_device(seconds: float) -> dict[str, Any]:
     """Be one rank: time everything, each after a barrier so that the other ranks are busy too."""
     share = seconds / (4 + len(_CONVOLUTIONS) + len(_LINEARS))
-    found: dict[str, Any] = {"baseline_bytes": resident_bytes()}
+    found: dict[str, Any] = {}
     found["memory_bandwidth"] = _together(_copy_rate, share)
     found["update_bytes_per_second"] = _together(_update_rate, share)
     forward, backward = operator_overheads()
@@ -98,14 +99,6 @@ def time_device(seconds: float) -> dict[str, Any]:
                 break
     found["curves"] = curves
     return found
-
-
-def resident_bytes() -> float:
-    """Return the resident memory of this process."""
-    fields = Path("/proc/self/statm")
-    if not fields.is_file():
-        return 0.0
-    return float(int(fields.read_text().split()[1]) * 4096)
 
 
 def _together(run: Callable[[float], Any], seconds: float) -> Any:

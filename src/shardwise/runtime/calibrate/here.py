@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from shardwise.machine import Machine
@@ -16,9 +14,6 @@ from shardwise.runtime.calibrate.machine import calibrate
 from shardwise.runtime.session import Session
 
 MACHINE_FILE = "here.toml"
-_RESIDENT = (
-    "import shardwise.runtime.engine, shardwise.runtime.calibrate.device as d; print(d.resident_bytes())"
-)
 
 
 def machine_path(session: Session) -> Path:
@@ -53,8 +48,6 @@ def measured_machine(session: Session, seconds: float, quiet: bool = False) -> M
     """Measure the machine with the ranks of this job (inside `crew`), and keep it for the next one."""
     place = session.place
     found = calibrate(None, seconds, (session.backend,), ranks=max(2, place.local_size), quiet=quiet)
-    # The ranks hold the user's model and data already, which are not the framework's.
-    device = dataclasses.replace(found.device, baseline_bytes=_fresh_bytes() or found.device.baseline_bytes)
     tiers = tuple(
         dataclasses.replace(
             tier, collectives=tuple(dataclasses.replace(c, ranks=place.size) for c in tier.collectives)
@@ -62,7 +55,7 @@ def measured_machine(session: Session, seconds: float, quiet: bool = False) -> M
         for tier in found.tiers
     )
     nodes = max(1, place.size // max(1, place.local_size))
-    machine = found.replace(device=device, tiers=tiers, nodes=nodes)
+    machine = found.replace(tiers=tiers, nodes=nodes)
     path = machine_path(session)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.stem}.{os.getpid()}.toml")
@@ -75,9 +68,3 @@ def _over(machine: Machine, session: Session) -> Machine:
     """Take the network figures of the transport that the job uses, where the machine has them."""
     known = {tier.transport for tier in machine.tiers}
     return machine.with_transport(session.backend) if session.backend in known else machine
-
-
-def _fresh_bytes() -> float:
-    """Return the resident memory of a process that has only imported shardwise; 0 if that fails."""
-    done = subprocess.run([sys.executable, "-c", _RESIDENT], capture_output=True, text=True, check=False)
-    return float(done.stdout) if done.returncode == 0 else 0.0
