@@ -89,10 +89,12 @@ class SharedBatchNorm:
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         sums = torch.zeros((3, self.channels), dtype=torch.float64, device=x.device)
         if self.local_count:
-            local_mean, local_var = _mean_and_variance(x)
-            wide = local_mean.double()
+            dims = (0, *range(2, x.ndim))
+            mean = x.mean(dims)
+            centred = x - mean.view(1, -1, *(1,) * (x.ndim - 2))
+            wide = mean.double()
             sums[0] = wide * self.local_count
-            sums[1] = local_var.double() * self.local_count
+            sums[1] = centred.square_().sum(dims)
             sums[2] = wide * wide * self.local_count
         self.wire.all_reduce(sums)
         count = max(1, self.count)
@@ -148,12 +150,3 @@ class SharedBatchNorm:
     def backward(self, saved: Saved, dy: Tensor) -> Tensor:
         """Do both halves at once."""
         return self.end(self.begin(saved, dy))
-
-
-def _mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance of each channel, as torch's own batch norm does where it can."""
-    if x.device.type in ("cpu", "cuda"):
-        mean, var = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)
-        return mean, var
-    var, mean = torch.var_mean(x, (0, *range(2, x.ndim)), correction=0)
-    return mean, var
