@@ -20,6 +20,7 @@ from shardwise.runtime.bell import Bell
 from shardwise.runtime.environment import Place, detect
 from shardwise.runtime.errors import StalledError, TransportError
 from shardwise.runtime.failure import end_job_on_exception, failed, restore_hook
+from shardwise.runtime.heap import keep_memory
 from shardwise.runtime.heartbeat import Heartbeat
 from shardwise.runtime.mpi import library
 from shardwise.runtime.neighbours import meet, threads_of
@@ -91,6 +92,7 @@ def init(backend: str | None = None, timeout: float | timedelta | None = None) -
         chosen, shared = _existing(backend), cores()
         place = replace(place, rank=dist.get_rank(), size=dist.get_world_size())
     device = _choose_device(chosen, place)
+    keep_memory(device)
     threads = _set_threads(place, shared)
     if owns_group:
         dist.init_process_group(
