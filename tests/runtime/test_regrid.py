@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import regrid_cases
+import regrid_groups
 import torch
 
 from ranks import run_ranks
@@ -37,3 +38,9 @@ def test_users_regrid_is_differentiable(transport):
 @pytest.mark.parametrize("transport", ["gloo", "mpi4py"])
 def test_a_users_regrid_leaves_a_gradient_that_others_share_alone(transport):
     assert run_ranks(regrid_cases.check_shared_gradient, size=3, transport=transport) == [(True, True)] * 3
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi4py"])
+@pytest.mark.parametrize("check", [regrid_groups.between_groups, regrid_groups.inside_sub_groups])
+def test_random_regrids_between_and_inside_groups_are_exact_for_every_dtype(check, transport):
+    assert run_ranks(check, size=4, transport=transport, args=(7, 15)) == [[]] * 4
