@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 
 import pytest
@@ -10,10 +11,12 @@ import torch.distributed as dist
 
 import shardwise.runtime as runtime
 from ranks import run_ranks
+from shardwise.geometry import whole
+from shardwise.runtime.differentiable import _halves, regrid
 from shardwise.runtime.environment import ALONE, Place
 from shardwise.runtime.mpi import library
 from shardwise.runtime.mpi.mpiexec import find_mpiexec
-from shardwise.runtime.session import choose_backend
+from shardwise.runtime.session import _hang_bell, choose_backend
 
 MPI = Place(0, 2, 0, 2, "MPICH", True)
 
@@ -43,6 +46,39 @@ def test_a_plain_python_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> No
     runtime.finalize()
     with pytest.raises(runtime.TransportError, match="init"):
         runtime.current()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_process_group_that_exists_is_asked_for_its_backend(
+    monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    monkeypatch.setenv("SHARDWISE_BACKEND", "mpi4py")
+    dist.init_process_group("gloo" if named else None, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(runtime.TransportError, match="already has a process group over 'gloo'"):
+            runtime.init(backend="mpi4py")
+        assert runtime.init().backend == "gloo"
+        runtime.finalize()
+        assert dist.is_initialized()
+    finally:
+        runtime.finalize()
+        dist.destroy_process_group()
+
+
+def test_what_was_prepared_for_one_job_is_not_used_in_the_next() -> None:
+    for _ in range(2):
+        runtime.init(backend="gloo")
+        layout = whole((2, 3), 1)
+        assert regrid(torch.ones(2, 3), layout, layout).sum() == 6
+        assert _halves.cache_info().currsize == 1
+        runtime.finalize()
+        assert _halves.cache_info().currsize == 0
+
+
+def test_without_memory_to_share_there_is_no_bell() -> None:
+    store = dist.HashStore()
+    store.set(f"bells/{socket.gethostname()}", "/proc/0/fd/0")
+    assert _hang_bell(store, Place(1, 2, 1, 2, "x", True)) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the default with CUDA devices is NCCL")

@@ -41,7 +41,8 @@ def _over_mpi(place: Place) -> Store:
     store: TCPStore | None = None
     message = bytearray(256)
     if place.rank == 0:
-        host = "127.0.0.1" if place.local_size == place.size else socket.gethostname()
+        one_node = place.local_size == place.size and not place.guessed
+        host = "127.0.0.1" if one_node else socket.gethostname()
         store = TCPStore(host, 0, place.size, True, _JOIN_LIMIT, wait_for_workers=False)
         text = f"{host} {store.port}".encode()
         message[: len(text)] = text

@@ -126,6 +126,10 @@ def _meet(backend: str, place: Place) -> tuple[Place, int, Store]:
 def _existing(asked: str | None) -> str:
     """Return the backend of the process group that somebody else made."""
     found = str(dist.get_backend())
+    if found == "undefined":
+        # A group made without a name has one backend for each kind of device, such as "cpu:gloo,cuda:nccl".
+        of = dict(entry.split(":") for entry in dist.get_backend_config().split(","))
+        found = of["cuda" if torch.cuda.is_available() and "cuda" in of else "cpu"]
     if asked is not None and asked != found:
         raise TransportError(
             f"init(backend={asked!r}): this process already has a process group over {found!r}; "
