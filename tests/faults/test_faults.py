@@ -166,6 +166,14 @@ def test_a_peer_in_a_long_computation_is_reported_and_left_alone() -> None:
     assert "rank 1 is alive, busy with" in found.text
 
 
+@pytest.mark.full
+def test_a_wait_that_was_given_up_and_forgiven_does_not_hold_up_the_end() -> None:
+    found = finish(start("run mpi", "forgive"))
+    assert found.code == 0
+    assert found.text.count("finished") == 2
+    assert found.seconds_after_start < END_SECONDS
+
+
 def head_of(process: subprocess.Popen[str]) -> str:
     """Read until both ranks have printed their process numbers."""
     assert process.stdout is not None

@@ -197,6 +197,16 @@ def reduce_and_scatter() -> dict[str, bool]:
     average = torch.empty(1)
     reduce_scatter_single(average, torch.full((size,), float(rank + 1)), ReduceOp.AVG)
     found["average"] = average.item() == total / size
+    for dtype in (torch.float32, torch.bfloat16, torch.int32, torch.uint8):
+        for op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT, ReduceOp.SUM):
+            expected = REFERENCE[op](everyone(dtype, (size, 3)).to(torch.float64)).to(dtype)
+            row = torch.empty((1, 3), dtype=dtype)
+            reduce_scatter_single(row, value(rank, dtype, (size, 3)), op)
+            found[f"{op} scattered {dtype}"] = same(row, expected[rank : rank + 1])
+            tensor = value(rank, dtype, (size, 3))
+            dist.reduce(tensor, dst=size - 1, op=op)
+            wanted = expected if rank == size - 1 else value(rank, dtype, (size, 3))
+            found[f"{op} to one {dtype}"] = same(tensor, wanted)
     rooted = torch.full((2,), float(rank + 1), dtype=torch.bfloat16)
     dist.reduce(rooted, dst=1)
     found["reduce"] = rooted.tolist() == [total if rank == 1 else float(rank + 1)] * 2
@@ -271,4 +281,28 @@ def coalesced() -> dict[str, bool]:
 
 def test_coalesced_forms() -> None:
     for found in run_ranks(coalesced, 3):
+        assert all(found.values()), found
+
+
+def beyond_two_gibibytes() -> dict[str, bool]:
+    """Move more bytes, and reduce more elements, than fit into MPI's classic count."""
+    rank, count = dist.get_rank(), (1 << 31) + 64
+    large = torch.full((count,), rank + 1, dtype=torch.uint8)
+    if rank == 0:
+        dist.send(large, 1)
+    else:
+        dist.recv(large, 0)
+    found = {"send": int(large[0]) == int(large[-1]) == 1}
+    dist.all_reduce(large)
+    found["all_reduce"] = int(large[0]) == int(large[-1]) == 2
+    half = large[: count // 2].fill_(rank + 3)
+    whole = torch.empty(count, dtype=torch.uint8)
+    all_gather_single(whole, half)
+    found["all_gather"] = [int(whole[i]) for i in (0, count // 2 - 1, count // 2, -1)] == [3, 3, 4, 4]
+    return found
+
+
+@pytest.mark.full
+def test_messages_of_more_than_two_gibibytes() -> None:
+    for found in run_ranks(beyond_two_gibibytes, 2, deadline=200.0):
         assert all(found.values()), found

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from ranks import run_ranks
 from shardwise.runtime import StalledError, mpi, progress
 from shardwise.runtime.mpi import buffers
-from shardwise.runtime.wire import Parcel, wire_of
 
 
 def sub_groups() -> dict[str, Any]:
@@ -187,28 +186,6 @@ def test_an_operation_whose_handle_was_dropped_still_gives_its_result() -> None:
     assert found[0]["holes"] == 4.0
 
 
-def abandoned_line() -> list[float]:
-    """Drop a line whose messages are under way: they arrive in memory that is still there."""
-    rank, big = dist.get_rank(), 1 << 18
-    wire = wire_of(dist.group.WORLD, range(2))
-    received, sent = torch.zeros(big), torch.full((big,), float(rank))
-    line = wire.line([Parcel(1 - rank, received)], [Parcel(1 - rank, sent)], 77, "abandoned")
-    said = line.describe()
-    line.start()
-    pending = wire.receive(Parcel(1 - rank, torch.zeros(big)), 78, "abandoned too")
-    wire.send(Parcel(1 - rank, torch.ones(big)), 78, "abandoned as well")
-    del line, sent, pending
-    end = time.monotonic() + 20
-    while mpi.poller().adopted and time.monotonic() < end:
-        progress()
-    assert said == f"rank {rank}: abandoned, peers [{1 - rank}], tensor [{big}] float32, [{big}] float32"
-    return received.unique().tolist()
-
-
-def test_messages_of_the_runtime_that_were_given_up_end_in_peace() -> None:
-    assert run_ranks(abandoned_line, 2) == [[1.0], [0.0]]
-
-
 def deadlines() -> dict[str, str]:
     rank = dist.get_rank()
     found = {}
@@ -314,3 +291,26 @@ def test_wrong_shapes_are_refused_before_anything_is_sent() -> None:
 def test_a_group_of_another_backend_has_no_communicator() -> None:
     with pytest.raises(TypeError, match="mpi4py"):
         mpi.group_comm(object())  # type: ignore[arg-type]
+
+
+def guarded() -> list[str]:
+    group: Any = dist.group.WORLD
+    said = []
+    group.monitored_barrier(timedelta(seconds=20))
+    for everyone in (False, True):
+        if dist.get_rank() == 0:
+            try:
+                group.monitored_barrier(timedelta(seconds=0.1), everyone)
+            except StalledError as error:
+                said.append(str(error))
+    dist.barrier()
+    group.monitored_barrier(timedelta(seconds=20))
+    return said
+
+
+def test_a_monitored_barrier_names_who_did_not_come() -> None:
+    first, *_ = run_ranks(guarded, 3)
+    assert len(first) == 2
+    assert "rank 0: monitored_barrier" in first[0]
+    assert "rank 1 did not come" in first[0]
+    assert "rank 1, 2 did not come" in first[1]

@@ -193,7 +193,3 @@ class Exchanges(Core):
             self._parts(flat_out, [target.nbytes for target in targets]),
         )
         return self.submit(request, "all_to_all", targets, (flat_in, flat_out), opts, finish)
-
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks; the error of one that does not come names this rank and the group."""
-        self.barrier().wait(timeout)
