@@ -115,3 +115,16 @@ def test_a_rank_that_works_alone_may_be_faster():
     spans = simulate(lists, cores=2, alone=2.0)
     assert end(spans, 0) == pytest.approx(1.5)
     assert end(simulate(lists, cores=2), 0) == pytest.approx(2.0)
+
+
+def test_ranks_that_meet_are_late_by_a_part_of_what_they_did_since_they_met():
+    meet = [Event(Kind.MEET, 0.5, "statistics", "norm", ("norm", i), (0, 1)) for i in range(2)]
+    lists = {
+        rank: [Event(Kind.WORK, 2.0, "forward"), meet[0], Event(Kind.WORK, 4.0, "forward"), meet[1]]
+        for rank in range(2)
+    }
+    for cores in (0, 1):
+        spans = simulate(lists, cores=cores, jitter=0.1)
+        share = 2 if cores else 1
+        late = [span.end - span.start for span in spans if span.rank == 0 and span.category == "bubble"]
+        assert late == pytest.approx([0.2 * share, 0.4 * share])

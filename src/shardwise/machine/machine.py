@@ -144,6 +144,11 @@ class Machine:
         """Return the machine with the network figures for so many ranks that share a node."""
         return dataclasses.replace(self, crowd=ranks)
 
+    @property
+    def jitter(self) -> float:
+        """Return by which part neighbours that meet are late."""
+        return self.tier((0, 1)).jitter
+
     def busy_seconds(self, ranks: int, seconds: float) -> float:
         """Return what each of some ranks works in a collective that takes so long for all of them together.
 

@@ -70,6 +70,8 @@ class Tier:
         transport: the backend this was measured with or is meant for.
         crowd: how many ranks shared the node when this was measured; 0: it is meant for any number. With
             more ranks than cores a rank that waits must be woken, which takes longer.
+        jitter: by which part ranks that meet are later than each of them alone would be: equal work never
+            takes equally long, and the slowest decides.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Tier:
     overlap: float = 0.0
     transport: str = ""
     crowd: int = 0
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
         if self.span < 0:
@@ -90,6 +93,8 @@ class Tier:
             raise MachineError(f"tiers.{self.name}.links", f"{self.links} found", "at least one link")
         if not 0.0 <= self.overlap <= 1.0:
             raise MachineError(f"tiers.{self.name}.overlap", f"{self.overlap} found", "a fraction of 0 to 1")
+        if self.jitter < 0.0:
+            raise MachineError(f"tiers.{self.name}.jitter", f"{self.jitter} found", "a fraction, 0 or more")
         for collective in self.collectives:
             if collective.name not in COLLECTIVES:
                 known = ", ".join(COLLECTIVES)

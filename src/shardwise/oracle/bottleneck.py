@@ -51,12 +51,13 @@ def explain(
     present = {event.category for events in lists.values() for event in events}
     remedies = dict(REMEDIES)
     alone = machine.device.alone_speedup if machine is not None else 1.0
+    jitter = machine.jitter if machine is not None else 0.0
     if machine is None or seconds_on is None:
         remedies |= MESSAGES
     savings = []
     for words, categories in remedies.items():
         if step > 0 and present & set(categories):
-            again = _replayed(lists, cores, categories, ranks_per_node, alone)
+            again = _replayed(lists, cores, categories, ranks_per_node, alone, jitter)
             savings.append((1 - again / step, words))
     if machine is not None and seconds_on is not None and step > 0 and present & set(_messages()):
         for words, better in _networks(machine):
@@ -124,7 +125,7 @@ def _quicker(link: Link) -> Link:
 
 
 def _replayed(
-    lists: Lists, cores: int, categories: tuple[str, ...], ranks_per_node: int, alone: float
+    lists: Lists, cores: int, categories: tuple[str, ...], ranks_per_node: int, alone: float, jitter: float
 ) -> float:
     """Return the seconds of the step with some categories twice as fast."""
 
@@ -134,5 +135,5 @@ def _replayed(
         return dataclasses.replace(event, seconds=event.seconds / 2, flight=event.flight / 2)
 
     changed = {rank: [halved(event) for event in events] for rank, events in lists.items()}
-    spans = simulate(changed, cores=cores, ranks_per_node=ranks_per_node, alone=alone)
+    spans = simulate(changed, cores=cores, ranks_per_node=ranks_per_node, alone=alone, jitter=jitter)
     return max((span.end for span in spans), default=0.0)

@@ -70,10 +70,16 @@ class _Rank:
     events: Sequence[Event]
     position: int = 0
     clock: float = 0.0
+    met: float = 0.0
 
 
 def simulate(
-    lists: Mapping[int, Sequence[Event]], *, cores: int = 0, ranks_per_node: int = 0, alone: float = 1.0
+    lists: Mapping[int, Sequence[Event]],
+    *,
+    cores: int = 0,
+    ranks_per_node: int = 0,
+    alone: float = 1.0,
+    jitter: float = 0.0,
 ) -> tuple[Span, ...]:
     """Run the event lists of all ranks; return what each did when, waiting included as "bubble".
 
@@ -82,8 +88,9 @@ def simulate(
         cores: cores of a node; 0: every rank has what it needs.
         ranks_per_node: consecutive ranks that share them; 0: all ranks are on one node.
         alone: how much faster a rank is that works while all other cores of its node are idle.
+        jitter: by which part of what they did since they last met ranks that meet are late.
     """
-    simulation = _Simulation(lists)
+    simulation = _Simulation(lists, jitter)
     per_node = ranks_per_node or max(len(lists), 1)
     crowd = min(per_node, len(lists))
     if cores and (crowd > cores or (crowd > 1 and alone > 1.0)):
@@ -95,10 +102,12 @@ def simulate(
 
 
 class _Simulation:
-    def __init__(self, lists: Mapping[int, Sequence[Event]]) -> None:
+    def __init__(self, lists: Mapping[int, Sequence[Event]], jitter: float) -> None:
+        self.jitter = jitter
         self.ranks = {rank: _Rank(events) for rank, events in lists.items()}
         self.spans: list[Span] = []
         self.arrived: dict[Hashable, dict[int, float]] = {}
+        self.worked: dict[tuple[Hashable, int], float] = {}
         self.mail: dict[Hashable, float] = {}
         self.blocked: dict[Hashable, list[int]] = {}
         self.runnable = list(self.ranks)
@@ -170,9 +179,12 @@ class _Simulation:
             here = self.arrived.setdefault(event.key, {})
             if rank not in here:
                 here[rank] = clock
+                self.worked[event.key, rank] = clock - self.ranks[rank].met
                 self._wake(event.key)
             if all(peer in here for peer in event.peers):
-                return max([clock, *(here[peer] for peer in event.peers)])
+                there = (rank, *event.peers)
+                late = self.jitter * min(self.worked[event.key, r] for r in there) if self.jitter else 0.0
+                return max(here[r] for r in there) + late
         elif event.kind in (Kind.RECEIVE, Kind.WAIT):
             if event.key in self.mail:
                 return max(clock, self.mail[event.key])
@@ -188,7 +200,9 @@ class _Simulation:
         if end > start:
             self.spans.append(Span(rank, start, end, event.category, event.label))
         state.clock, state.position = end, state.position + 1
-        if event.kind is Kind.SEND:
+        if event.kind is Kind.MEET:
+            state.met = end
+        elif event.kind is Kind.SEND:
             self.mail[event.key] = end + event.flight
             self._wake(event.key)
         elif event.kind is Kind.LAUNCH:

@@ -146,7 +146,15 @@ class Oracle:
     def _simulate(self, lists: dict[int, list[Event]], plan: Plan) -> tuple[Span, ...]:
         cores = self.machine.node.cores if self.machine.device.host else 0
         alone = self.machine.device.alone_speedup
-        return simulate(lists, cores=cores, ranks_per_node=self.ranks_per_node(plan.ranks), alone=alone)
+        per_node = self.ranks_per_node(plan.ranks)
+        return simulate(
+            lists, cores=cores, ranks_per_node=per_node, alone=alone, jitter=self._crowded(plan).jitter
+        )
+
+    def _crowded(self, plan: Plan) -> Machine:
+        """Return the machine as the ranks of a plan see it that share a node."""
+        crowd = min(self.ranks_per_node(plan.ranks), plan.ranks)
+        return self._crowds.setdefault(crowd, (self.machine.with_crowd(crowd), {}))[0]
 
     def predict(self, plan: Plan | str, batch: int | None = None) -> Prediction:
         """Predict time, memory and bottleneck of one step."""

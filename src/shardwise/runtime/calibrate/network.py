@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,6 +20,8 @@ from shardwise.runtime.wire import Parcel, Wire, empty, wire_of
 SIZES = (8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20)
 _OVERLAP_BYTES = 4 << 20
 _FEWEST, _MOST = 3, 200
+# Between two meetings of tiles lie some milliseconds of work.
+_WORK_SECONDS, _MEETINGS = 5e-3, 25
 
 
 def measure_network(transport: str, size: int, seconds: float, sizes: Sequence[int] = SIZES) -> Tier:
@@ -28,7 +31,7 @@ def measure_network(transport: str, size: int, seconds: float, sizes: Sequence[i
     tables = {
         name: rising([(float(n), max(r[name][n] for r in results)) for n in sorted(results[0][name])])
         for name in results[0]
-        if name not in ("overlap", "pairs")
+        if name not in ("overlap", "pairs", "jitter")
     }
     links = {name: _link(table) for name, table in tables.items()}
     pairs = [(float(n), max(r["pairs"][n] for r in results)) for n in sorted(results[0]["pairs"])]
@@ -48,6 +51,7 @@ def measure_network(transport: str, size: int, seconds: float, sizes: Sequence[i
         overlap=min(r["overlap"] for r in results),
         transport=transport,
         crowd=size,
+        jitter=statistics.mean(r["jitter"] for r in results),
     )
 
 
@@ -86,6 +90,7 @@ def time_network(arguments: Any) -> dict[str, Any]:
         found[name] = _time_sizes(partial(prepare, wire, session.rank, session.size), sizes, share)
     found["pairs"] = _pairs(wire, session.rank, session.size, share * len(sizes))
     found["overlap"] = _overlap(wire, session.rank)
+    found["jitter"] = _jitter(wire)
     return found
 
 
@@ -237,3 +242,31 @@ def _repeat(run: Callable[[], Any], times: int) -> float:
         run()
         found.append(time.perf_counter() - start)
     return typical(found)
+
+
+def _jitter(wire: Wire) -> float:
+    """Return by which part work takes longer when all ranks meet after each few milliseconds of it."""
+    x, weight = torch.ones(1, 64, 56, 56), torch.ones(64, 64, 3, 3)
+    value = torch.zeros(16, dtype=torch.float64)
+
+    def convolve() -> None:
+        torch.nn.functional.conv2d(x, weight, padding=1)
+
+    wanted = torch.tensor([max(1, round(_WORK_SECONDS / _repeat(convolve, 9)))])
+    dist.broadcast(wanted, 0)
+    rounds = int(wanted)
+
+    def meetings(meet: bool, work: bool) -> float:
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(_MEETINGS):
+            for _ in range(rounds if work else 0):
+                convolve()
+            if meet:
+                wire.all_reduce(value)
+        dist.barrier()
+        return time.perf_counter() - start
+
+    turns = [(meetings(False, True), meetings(True, True), meetings(True, False)) for _ in range(5)]
+    apart, together, meeting = (statistics.median(times) for times in zip(*turns, strict=True))
+    return max(0.0, (together - meeting) / apart - 1.0)
