@@ -269,4 +269,4 @@ def _jitter(wire: Wire) -> float:
 
     turns = [(meetings(False, True), meetings(True, True), meetings(True, False)) for _ in range(5)]
     apart, together, meeting = (statistics.median(times) for times in zip(*turns, strict=True))
-    return max(0.0, (together - meeting) / apart - 1.0)
+    return float(max(0.0, (together - meeting) / apart - 1.0))
