@@ -95,7 +95,7 @@ def test_the_space_has_all_dimensions():
     assert {c.halo for c in found} == {"layer", "fused"}
     assert any(c.ranks < 8 for c in found)
     assert any(str(c.plan()).startswith("stages=2x2|1|1") for c in found)
-    assert {str(c.split.way) for c in found} == {"none", "spatial", "filter", "channel"}
+    assert {str(c.split.way) for c in found} == {"none", "spatial", "filter", "channel", "pairs"}
 
 
 def test_memory_refuses_with_a_reason(graph):

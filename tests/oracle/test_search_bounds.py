@@ -140,7 +140,7 @@ def test_repeated_blocks_are_found():
     assert [b.stop - b.start for b in blocks_of([1, 2, 3])] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("split", ["1", "2x2", "4x1", "filter:2", "channel:4"])
+@pytest.mark.parametrize("split", ["1", "2x2", "4x1", "filter:2", "channel:4", "pairs:2"])
 @pytest.mark.parametrize("halo", ["layer", "fused"])
 def test_blocks_only_save_time(graph, split, halo, monkeypatch):
     fast = classes.Sorter(graph)
@@ -157,7 +157,7 @@ def test_blocks_only_save_time(graph, split, halo, monkeypatch):
     assert costs(one) == costs(other)
 
 
-@pytest.mark.parametrize("text", ["data=1", "data=2", "spatial=2x1", "filter=2", "stages=2 schedule=layer"])
+@pytest.mark.parametrize("text", ["data=1", "data=2", "spatial=2x1", "filter=2", "pairs=2", "stages=2 schedule=layer"])
 def test_coarse_and_exact_agree(graph, text):
     where, plan = Machine.load("lassen"), Plan.parse(text)
     coarse = Coarse(graph, where, Roofline(where.device), legal_rows(graph, 2, False, Tally()))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from shardwise.oracle.search.space import HALOS, MICRO_BATCHES, REPLICATIONS, SCHEDULES, Candidate
 from shardwise.plan import Plan, Split, Way
 
-INSIDE = ("spatial", "filter", "channel", *SCHEDULES)
+INSIDE = ("spatial", "filter", "channel", "pairs", *SCHEDULES)
 STRATEGIES = ("data", *INSIDE, *(f"data+{inside}" for inside in INSIDE))
 
 

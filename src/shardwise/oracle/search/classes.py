@@ -136,7 +136,7 @@ class Sorter:
                     home = Home(entry_cuts(layer.shape, split))
                 else:
                     around = {self.layers[s].name: homes[ids[s]] for s in self.sources[i]}
-                    home = home_of(layer, around, split, "replicate")
+                    home = home_of(layer, around, split, "auto")
                 if home not in numbers:
                     numbers[home] = len(homes)
                     homes.append(home)

@@ -29,7 +29,7 @@ from shardwise.oracle.search.classes import Sorter
 from shardwise.oracle.search.space import Candidate, candidate
 from shardwise.oracle.search.stages import Outcome, Pipeline
 from shardwise.oracle.search.tables import Family, Tables
-from shardwise.plan import Split
+from shardwise.plan import Split, Way
 from shardwise.plan.cutting import choose_cuts, crossing_bytes, earliest_cut
 
 Floats = NDArray[np.float64]
@@ -56,9 +56,13 @@ class Coarse:
         optimizer_slots: float = 1.0,
     ) -> None:
         self.graph, self.machine, self.slots = graph, machine, optimizer_slots
-        self.rows = [found for found in rows if len(found)]
+        self.rows = [part for found in rows for part in _by_tail(found) if len(part)]
         self.tables = Tables(Sorter(graph), machine, kernels)
-        self.crossing = np.array(crossing_bytes(graph), dtype=np.float64)
+        self.crossing = np.array(crossing_bytes(graph), dtype=np.float64) / graph.batch
+        few = min((int(r.samples.min()) for r in self.rows if _lacks_samples(r)), default=graph.batch)
+        self.few = self.tables
+        if few < graph.batch:
+            self.few = Tables(Sorter(graph.with_batch(few)), machine, kernels)
         samples = {n for found in self.rows for n in np.unique(found.samples).tolist()}
         replicas = {n for found in self.rows for n in np.unique(found.data).tolist()}
         self.whole = Family(self.tables, _WHOLE, "layer", sorted(samples), sorted(replicas))
@@ -71,7 +75,8 @@ class Coarse:
         if rows.split == _WHOLE:
             return self.whole
         samples, replicas = np.unique(rows.samples).tolist(), np.unique(rows.data).tolist()
-        return Family(self.tables, rows.split, rows.halo, samples, replicas)
+        tables = self.few if _lacks_samples(rows) else self.tables
+        return Family(tables, rows.split, rows.halo, samples, replicas)
 
     def seconds(self, index: int) -> Floats:
         """Return seconds that the plans of one family cannot beat, wherever the network is cut."""
@@ -119,13 +124,12 @@ class Coarse:
         """Return bytes that the fullest rank cannot go below, wherever the network is cut."""
         rows, family = self.rows[index], self.families[index]
         saved, weights, trained = (column.sum() for column in family.bytes_each)
-        share = rows.samples / self.graph.batch
-        least = least_bytes(rows, share * saved, weights + (1 + self.slots) * trained)
+        least = least_bytes(rows, rows.samples * saved, weights + (1 + self.slots) * trained)
         tiled_first = np.flatnonzero(rows.singles)
         if len(tiled_first):
             least[tiled_first] = self._tiled_first_bytes(family, rows.only(rows.singles > 0))
         largest = np.where(rows.singles > 0, min(family.largest, self.whole.largest), family.largest)
-        return least + 3 * share * largest + self.machine.device.baseline_bytes
+        return least + 3 * rows.samples * largest + self.machine.device.baseline_bytes
 
     def _tiled_first_bytes(self, family: Family, rows: Rows) -> Floats:
         mine, theirs = family.sums, self.whole.sums
@@ -133,16 +137,16 @@ class Coarse:
         distinct, back = _distinct(rows.samples, alive, inverse, rows.singles)
         alive, inverse = alive[distinct], inverse[distinct]
         starts = self._starts(family.split.width, rows.singles[distinct])
-        share = rows.samples[distinct] / self.graph.batch
+        samples = rows.samples[distinct]
         front = mine.weights + (1 + self.slots) * mine.trained
         rest = theirs.weights + (1 + self.slots) * theirs.trained
 
         def first(place: NDArray[np.int_]) -> Floats:
-            return alive * share * mine.saved[place] + front[place]
+            return alive * samples * mine.saved[place] + front[place]
 
         def second(place: NDArray[np.int_]) -> Floats:
             saved, state = theirs.saved[-1] - theirs.saved[place], rest[-1] - rest[place]
-            each: Floats = (share * saved + state / alive) / inverse
+            each: Floats = (samples * saved + state / alive) / inverse
             return each
 
         return crossing(first, second, starts, len(self.graph.layers))[back]
@@ -211,6 +215,22 @@ class Coarse:
         rows = self.rows[index]
         pipeline = self.pipeline(index, int(rows.shape[row]))
         return pipeline.evaluate(int(rows.timing[row]), int(rows.samples[row]))
+
+
+def _by_tail(rows: Rows) -> tuple[Rows, ...]:
+    """Part plans whose ranks can share the samples behind the last tile from those that cannot.
+
+    `tail=auto` decides by that where tiles end, so that their layers are not of the same classes.
+    """
+    if rows.split.way is not Way.SPATIAL:
+        return (rows,)
+    few = rows.samples < rows.split.width
+    return rows.only(~few), rows.only(few)
+
+
+def _lacks_samples(rows: Rows) -> bool:
+    """Tell whether micro-batches have too few samples for the ranks that share a tiled stage."""
+    return rows.split.way is Way.SPATIAL and int(rows.samples[0]) < rows.split.width
 
 
 def _at(family: Family, bounds: NDArray[np.int_], rows: Rows) -> tuple[Floats, Floats]:

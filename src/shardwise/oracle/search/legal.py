@@ -17,8 +17,10 @@ class Legality:
         self.extents = max(inputs, key=len)[2:] if inputs else ()
         weighted = [layer for layer in graph if layer.kind in WEIGHTED]
         self.layers = sum(1 for layer in graph if layer.kind is not Kind.INPUT)
+        filters = max((layer.shape[_features(layer.kind)] for layer in weighted), default=0)
         self.most = {
-            Way.FILTER: max((layer.shape[_features(layer.kind)] for layer in weighted), default=0),
+            Way.FILTER: filters,
+            Way.PAIRS: filters,
             Way.CHANNEL: max(
                 (layer.operands[0].spec.shape[_features(layer.kind)] for layer in weighted), default=0
             ),
@@ -33,7 +35,7 @@ class Legality:
                 if parts > n:
                     return f"{parts} tiles along {n} pixels"
         if split.way in self.most and split.width > self.most[split.way]:
-            what = "filters" if split.way is Way.FILTER else "channels"
+            what = "channels" if split.way is Way.CHANNEL else "filters"
             return f"no layer has the {split.width} {what} that {split} needs"
         return ""
 

@@ -143,10 +143,13 @@ def inner(home: Home) -> Box:
 
 
 def inner_of(bounds: Sequence[Sequence[int]]) -> Box:
-    """Return the part of an inner rank: the second one along every dimension that is cut in three or more."""
+    """Return the part of an inner rank: the second one along every dimension that is cut in three or more.
+
+    Of parts that differ in size the first ones are the larger; where the second is empty only the first works.
+    """
     cells = []
     for cut in bounds:
-        part = 1 if len(cut) > 3 else 0
+        part = 1 if len(cut) > 3 and cut[2] > cut[1] else 0
         cells.append((cut[part], cut[part + 1]))
     return Box.of(cells)
 

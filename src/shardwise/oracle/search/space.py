@@ -139,14 +139,14 @@ def sizes(ranks: int) -> list[int]:
 
 
 def splits(ranks: int, dims: int) -> Iterator[Split]:
-    """Yield every way to share out a stage: not at all, by tiles of any grid, by filters, by channels."""
+    """Yield every way to share out a stage: not at all, by tiles of any grid, by filters, channels, pairs."""
     yield Split()
     for width in sizes(ranks)[1:]:
         if dims:
             for grid in _grids(width, dims):
                 yield Split(Way.SPATIAL, grid)
-        yield Split(Way.FILTER, (width,))
-        yield Split(Way.CHANNEL, (width,))
+        for way in (Way.FILTER, Way.CHANNEL, Way.PAIRS):
+            yield Split(way, (width,))
 
 
 def _grids(width: int, dims: int) -> Iterator[tuple[int, ...]]:

@@ -47,7 +47,7 @@ class Pipeline:
         whole: layers that are not split, for single-rank stages.
         shape: stages and replicas.
         bounds: the first layer of every stage, and the number of layers.
-        crossing: bytes of the values that cross in front of every layer, for the whole mini-batch.
+        crossing: bytes of the values that cross in front of every layer, of one sample.
         slots: copies of the parameters that the optimizer keeps.
     """
 
@@ -89,7 +89,7 @@ class Pipeline:
     @cached_property
     def message(self) -> Floats:
         """Return the seconds of the messages behind every stage but the last, for each number of samples."""
-        result = np.zeros((len(self.family.shares), self.stages - 1))
+        result = np.zeros((len(self.family.samples), self.stages - 1))
         narrow = np.minimum(self.widths[:-1], self.widths[1:])
         ends = np.cumsum(self.widths)[:-1]
         left = np.ones(self.stages - 1, dtype=bool)
@@ -97,8 +97,8 @@ class Pipeline:
             inside = left & ((ends - 1) // tier.span == ends // tier.span) if tier.span else left
             left = left & ~inside
             sizes, where = np.unique(self.crossing[inside] / narrow[inside], return_inverse=True)
-            for row, share in enumerate(self.family.shares):
-                times = np.array([tier.message_seconds(size * share) for size in sizes.tolist()])
+            for row, samples in enumerate(self.family.samples):
+                times = np.array([tier.message_seconds(size * samples) for size in sizes.tolist()])
                 result[row, inside] = times[where]
         return result
 
@@ -178,16 +178,16 @@ class Pipeline:
 
     def peaks(self, timing: Ints, samples: Ints) -> Floats:
         """Return the bytes of the fullest rank."""
-        share = (samples / self.family.tables.batch)[:, None]
+        each = samples[:, None]
         both = np.array([is_bidirectional(TIMINGS[i].schedule) for i in timing.tolist()])[:, None]
         held = alive(timing[:, None], np.array(self.stages), np.arange(self.stages))
         # Sums travel in a flat copy of the gradients.
         flat = both | (self.ranks > self.stages)
-        state = self.weights + share * self.parcels + (1 + self.slots + flat) * self.trained
+        state = self.weights + each * self.parcels + (1 + self.slots + flat) * self.trained
         state = state + both * state[:, ::-1]
         largest = max(self.family.largest, self.whole.largest if self.shape.singles else 0.0)
-        fullest: Floats = (share * self.saved * held + state).max(axis=1)
-        return fullest + 3 * largest * share[:, 0] + self.machine.device.baseline_bytes
+        fullest: Floats = (each * self.saved * held + state).max(axis=1)
+        return fullest + 3 * largest * samples + self.machine.device.baseline_bytes
 
     def evaluate(self, timing: int, samples: int) -> Outcome:
         """Return time and memory of one timing."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.geometry import Box
-from shardwise.graph import Source
+from shardwise.graph import Source, TensorSpec
 from shardwise.machine import Machine
 from shardwise.oracle.kernels import WEIGHTED, Direction, KernelTimes, Roofline, Task
 from shardwise.oracle.search.classes import Sorter
@@ -29,8 +29,7 @@ class Sums:
 
     The first three have a row for each number of samples: seconds of one micro-batch, communication inside
     the group included; `weight` is the part of `backward` that only makes gradients of weights. The others
-    are bytes of one rank: `saved` (kept for backward) and `parcels` (buffers of exchanges) for the whole
-    mini-batch.
+    are bytes of one rank: `saved` (kept for backward) and `parcels` (buffers of exchanges) for one sample.
     """
 
     forward: Floats
@@ -62,7 +61,7 @@ class Family:
         self.classes = tables.sorter.sort(split, halo)
         self.forward, self.backward, self.weight = self._prices()
         self.there, self.back = self._statistics()
-        self.largest = max(c.made for c in self.classes.classes)
+        self.largest = max(c.made for c in self.classes.classes) / tables.batch
 
     def column(self, name: str) -> Floats:
         """Return a number of bytes of every class."""
@@ -82,9 +81,9 @@ class Family:
 
     @cached_property
     def bytes_each(self) -> tuple[Floats, Floats, Floats]:
-        """Return the bytes of every layer: saved, of weights, and trained."""
-        of = self.classes.of
-        return self.column("saved")[of], self.column("weights")[of], self.column("trained")[of]
+        """Return the bytes of every layer: saved of one sample, of weights, and trained."""
+        of, batch = self.classes.of, self.tables.batch
+        return self.column("saved")[of] / batch, self.column("weights")[of], self.column("trained")[of]
 
     @property
     def sums(self) -> Sums:
@@ -110,7 +109,7 @@ class Family:
             running(saved),
             running(weights),
             running(trained),
-            running(np.array(parcels)[of]),
+            running(np.array(parcels)[of] / self.tables.batch),
         )
 
     def _prices(self) -> tuple[Floats, Floats, Floats]:
@@ -220,11 +219,15 @@ def _resized(task: Task, samples: int, batch: int) -> Task:
     if samples == batch:
         return task
 
-    def resize(box: Box, values: bool) -> Box:
-        if values and box.ndim and box.lo[0] == 0 and box.hi[0] == batch:
-            return box.replace(0, (0, samples))
-        return box
+    def resize(box: Box, spec: TensorSpec) -> Box:
+        if not box.ndim or spec.shape[0] != batch:
+            return box
+        # Ranks may share the samples out; the first ones have one more.
+        count = -(-(box.hi[0] - box.lo[0]) * samples // batch)
+        return box.replace(0, (0, count))
 
-    operands = task.layer.operands
-    held = tuple(resize(b, o.origin is Source.VALUE) for b, o in zip(task.held, operands, strict=True))
-    return Task(task.layer, held, held, resize(task.out, True), task.shared)
+    held = tuple(
+        resize(box, operand.spec) if operand.origin is Source.VALUE else box
+        for box, operand in zip(task.held, task.layer.operands, strict=True)
+    )
+    return Task(task.layer, held, held, resize(task.out, task.layer.outputs[0]), task.shared)
