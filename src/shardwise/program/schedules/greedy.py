@@ -58,23 +58,37 @@ def list_schedule(lanes: Sequence[Lane], positions: int, first: Act) -> Listing:
     """
     free = [0] * positions
     orders: list[list[Action]] = [[] for _ in range(positions)]
-    left = sum(len(TICKS) * len(lane.micro_batches) for lane in lanes)
-    now = 0
-    while left:
-        ready = [(lane, act) for i, lane in enumerate(lanes) for act in _ready(lanes, i, now)]
-        ready.sort(key=lambda choice: (choice[1] is not first, _next(*choice)))
-        for lane, act in ready:
+    touches = _touched(lanes)
+    # When something ends, only the lanes that it touches can have become ready.
+    awake: dict[int, set[int]] = {0: set(range(len(lanes)))}
+    while awake:
+        now = min(awake)
+        ready = [(i, act) for i in sorted(awake.pop(now)) for act in _ready(lanes, i, now)]
+        ready.sort(key=lambda choice: (choice[1] is not first, _next(lanes[choice[0]], choice[1])))
+        for i, act in ready:
+            lane = lanes[i]
             # If the lane's other computation has just started its ranks are busy now.
             if any(free[p] > now for p in lane.positions):
                 continue
-            action = Action(act, lane.stage, _next(lane, act), lane.direction)
-            lane.ends[act].append(now + TICKS[act])
+            action, end = Action(act, lane.stage, _next(lane, act), lane.direction), now + TICKS[act]
+            lane.ends[act].append(end)
             for position in lane.positions:
-                free[position] = now + TICKS[act]
+                free[position] = end
                 orders[position].append(action)
-            left -= 1
-        now = min((end for end in free if end > now), default=now)
+            awake.setdefault(end, set()).update(touches[i])
     return Listing(orders, max(free))
+
+
+def _touched(lanes: Sequence[Lane]) -> list[set[int]]:
+    """Return for every lane those that may wait for it: its neighbours, and all that share its ranks."""
+    sharing: dict[int, list[int]] = {}
+    for i, lane in enumerate(lanes):
+        for position in lane.positions:
+            sharing.setdefault(position, []).append(i)
+    return [
+        {j for j in (i - 1, i + 1) if 0 <= j < len(lanes)}.union(*(sharing[p] for p in lane.positions))
+        for i, lane in enumerate(lanes)
+    ]
 
 
 def _next(lane: Lane, act: Act) -> int:
