@@ -132,7 +132,7 @@ def _replayed(
     def halved(event: Event) -> Event:
         if event.category not in categories:
             return event
-        return dataclasses.replace(event, seconds=event.seconds / 2, flight=event.flight / 2)
+        return event._replace(seconds=event.seconds / 2, flight=event.flight / 2)
 
     changed = {rank: [halved(event) for event in events] for rank, events in lists.items()}
     spans = simulate(changed, cores=cores, ranks_per_node=ranks_per_node, alone=alone, jitter=jitter)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -110,7 +109,7 @@ def _passes(price: StagePrice, rank: int, micro_batches: int) -> list[Event]:
     if micro_batches == 1:
         return both
     return [
-        dataclasses.replace(event, key=(micro, event.key)) if event.kind is not Kind.WORK else event
+        event._replace(key=(micro, event.key)) if event.kind is not Kind.WORK else event
         for micro in range(micro_batches)
         for event in both
     ]

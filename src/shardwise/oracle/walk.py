@@ -60,6 +60,7 @@ class Walk:
         crowded = device.host and self.mesh.size > node.cores
         self.flows = 1 if crowded else min(node.devices, max(1, len(sets)))
         self.crossings: dict[tuple[object, ...], tuple[Crossing, ...]] = {}
+        self.sums: dict[tuple[tuple[int, ...], int], tuple[Event, Event]] = {}
         self.edge_index = {edge: i for i, edge in enumerate(self.lowered.program.edges)}
 
     def events(self) -> dict[int, list[Event]]:
@@ -190,7 +191,12 @@ class Walk:
             yield from crossing.sends(rank, key) if sends else crossing.receives(rank, key)
 
     def _sum(self, bucket: Bucket) -> tuple[Event, Event]:
-        return launch_and_wait(bucket, self.mesh, self.machine, self.flows, self.replicas, self.fields)
+        key = (bucket.positions, bucket.number)
+        if key not in self.sums:
+            self.sums[key] = launch_and_wait(
+                bucket, self.mesh, self.machine, self.flows, self.replicas, self.fields
+            )
+        return self.sums[key]
 
     def _input(self, replica: int, roles: dict[tuple[int, Direction], int]) -> Iterator[Event]:
         """Read this rank's part of the mini-batch, where the machine says how fast that is."""
