@@ -77,6 +77,7 @@ class Few:
         found = []
         for index, rows in enumerate(self.rows):
             plans: dict[int, list[Plan]] = {}
+            kernels: dict[tuple[object, ...], Kernels] = {}
             for shape, timing in zip(rows.shape.tolist(), rows.timing.tolist(), strict=True):
                 c = candidate(rows.split, rows.halo, rows.shapes[shape], TIMINGS[timing])
                 plans.setdefault(shape, []).append(c.plan())
@@ -87,22 +88,28 @@ class Few:
                     for plan in alike:
                         self.tally.refuse(plan, str(error))
                     continue
-                found += [(plan, (index, shape), s) for plan, s in self._computations(alike)]
+                found += [(plan, (index, shape), s) for plan, s in self._computations(alike, kernels)]
         return found
 
-    def _computations(self, plans: Sequence[Plan]) -> list[tuple[Plan, float]]:
-        """Bound plans that cut and split the network alike; at most two of them are lowered."""
+    def _computations(
+        self, plans: Sequence[Plan], kernels: dict[tuple[object, ...], Kernels]
+    ) -> list[tuple[Plan, float]]:
+        """Bound plans of one shape; of those that cut and split the network alike one is lowered.
+
+        That is the first one, which has the largest micro-batches: where its ranks share samples those of
+        the others may not, and then these computations are left out of the bound.
+        """
         if self.kept.objective == "memory":
             return [(plan, 0.0) for plan in plans]
         oracle = self._new_oracle()
-        kernels: dict[bool, Kernels] = {}
         result = []
         for plan in plans:
             step = oracle.lowered(plan, self.batch)
-            alone = step.program.micro_batches * plan.data == 1
-            if alone not in kernels:
-                kernels[alone] = Kernels(step, self.oracle.kernels)
-            result.append((plan, kernels[alone].least_seconds(step)))
+            # Replicas share statistics, and with them or other micro-batches the loss is a sum.
+            key = (plan.stages, plan.data > 1, step.program.micro_batches * plan.data == 1)
+            if key not in kernels:
+                kernels[key] = Kernels(step, self.oracle.kernels)
+            result.append((plan, kernels[key].least_seconds(step)))
         return result
 
     def _cores(self, plan: Plan) -> int:
