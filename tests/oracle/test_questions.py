@@ -130,6 +130,7 @@ def test_scaling_curves_show_throughput_against_one_device(weak):
     assert data[4].samples_per_second > 2 * data[1].samples_per_second
     # 2048 replicas of four samples are too many, unless the mini-batch grows along.
     assert (2048 in data) is weak
+    assert all(p.efficiency <= 1.001 for p in found.points)
     refused = [p for p in found.points if not p.plan]
     assert all(p.reason for p in refused)
     assert "data+spatial" in str(found)

@@ -13,11 +13,12 @@ from torch import nn
 from shardwise.graph import capture
 from shardwise.machine import Machine
 from shardwise.oracle import Event, Kind, Oracle, Roofline, simulate
-from shardwise.oracle.search import classes
+from shardwise.oracle.search import classes, search
 from shardwise.oracle.search.blocks import Block, blocks_of
 from shardwise.oracle.search.coarse import Coarse
 from shardwise.oracle.search.passes import Stages, ends_of
 from shardwise.oracle.search.relay import order_of, run
+from shardwise.oracle.search.room import Room
 from shardwise.oracle.search.space import Timing, candidates, timings
 from shardwise.oracle.search.tally import Tally
 from shardwise.oracle.search.work import Kernels, busy_seconds
@@ -26,6 +27,7 @@ from shardwise.plan import Plan, PlanError
 from shardwise.plan.check import check
 from shardwise.plan.split import parse_split
 from shardwise.program.actions import Act
+from shardwise.program.assign import UNSHARED
 
 
 class Block4(nn.Module):
@@ -157,14 +159,38 @@ def test_blocks_only_save_time(graph, split, halo, monkeypatch):
     assert costs(one) == costs(other)
 
 
-@pytest.mark.parametrize("text", ["data=1", "data=2", "spatial=2x1", "filter=2", "pairs=2", "stages=2 schedule=layer"])
+def coarsely(graph, where, plan):
+    """Return what sums over layers say of a plan."""
+    coarse = Coarse(graph, where, Roofline(where.device), legal_rows(graph, plan.ranks, False, Tally()))
+    places = ((index, row) for index, rows in enumerate(coarse.rows) for row in range(len(rows)))
+    return next(coarse.evaluate(*place) for place in places if coarse.candidate(*place).plan() == plan)
+
+
+PLANS = ["data=1", "data=2", "spatial=2x1", "filter=2", "pairs=2", "stages=2 schedule=layer"]
+
+
+@pytest.mark.parametrize("text", PLANS)
 def test_coarse_and_exact_agree(graph, text):
     where, plan = Machine.load("lassen"), Plan.parse(text)
-    coarse = Coarse(graph, where, Roofline(where.device), legal_rows(graph, 2, False, Tally()))
-    found = [
-        coarse.evaluate(index, row)
-        for index, rows in enumerate(coarse.rows)
-        for row in range(len(rows))
-        if coarse.candidate(index, row).plan() == plan
-    ]
-    assert found[0].seconds == pytest.approx(Oracle(graph, where).predict(plan).step_seconds, rel=0.1)
+    exact = Oracle(graph, where).predict(plan).step_seconds
+    assert coarsely(graph, where, plan).seconds == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize("batch", [2, 64], ids=["too few samples to share", "samples to share"])
+def test_no_empty_tile_stands_for_its_group(batch):
+    narrowing = nn.Sequential(*(nn.Conv2d(8, 8, 3, stride=2, padding=1) for _ in range(4)))
+    graph, where = capture(narrowing, torch.zeros(batch, 8, 64, 64), check=False), Machine.load("lassen")
+    tail = "auto" if batch >= 16 else UNSHARED
+    found = classes.Sorter(graph).sort(parse_split("16x1", "split"), "layer", tail)
+    assert not any(c.task.out.empty for c in found.classes)
+    plan = Plan.parse("spatial=16x1")
+    exact = Oracle(graph, where).predict(plan)
+    assert coarsely(graph, where, plan).seconds == pytest.approx(exact.step_seconds, rel=0.15)
+
+
+def test_whether_anything_fits_is_what_the_search_says(graph):
+    asking = {"kernels": Fixed(), "objective": "memory", "keep": 1, "exact": False}
+    for ranks, batch in ((2, 8), (4, 6)):
+        least = search(graph, machine(), ranks, batch, **asking).best.peak_bytes
+        assert Room(graph, machine(), memory=1.0001 * least).fits(ranks, batch)
+        assert not Room(graph, machine(), memory=0.9999 * least).fits(ranks, batch)

@@ -2,7 +2,8 @@
 
 "Will it fit at all, and on how many ranks?" is monotone in ranks (plans may leave some idle) and, but for
 rounding, in the samples and pixels: such questions are answered by doubling, then halving the interval.
-Whether anything fits is asked of sums over layers, which is quick; the full search has the last word.
+Whether anything fits is asked of bytes summed over layers (`Room`), and so are the plans for the answer; on
+few ranks these are simulated event by event before they are shown, which has the last word.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 from shardwise.graph import Graph
 from shardwise.machine import Machine
 from shardwise.oracle.search import Counts, Ranking, search
+from shardwise.oracle.search.room import Room
+from shardwise.oracle.search.search import EXACT_RANKS
 
 Search = Callable[..., Ranking]
 
@@ -45,10 +48,9 @@ def over_ranks(
     rankings = [ask(graph, machine, count, batch, **asking) for count in sorted(set(counts))]
     if not rankings:
         raise ValueError("ranks: no number found; give at least one")
-    scores = {"time": _time, "memory": _memory, "cost": _cost}
-    score = scores[rankings[0].objective]
+    objective = rankings[0].objective
     entries = {str(entry.plan): entry for ranking in rankings for entry in ranking}
-    ordered = sorted(entries.values(), key=lambda e: (score(e), e.ranks))
+    ordered = sorted(entries.values(), key=lambda e: (e.score(objective), e.ranks))
     front: list[Any] = []
     for entry in sorted((e for r in rankings for e in r.front), key=lambda e: (e.step_seconds, e.peak_bytes)):
         if not front or entry.peak_bytes < front[-1].peak_bytes:
@@ -79,8 +81,10 @@ def fewest_ranks(
         asking: further arguments of `search`, such as `memory`.
     """
 
+    room, samples = _room(graph, machine, most, asking), batch or graph.batch
+
     def fits(ranks: int) -> bool:
-        return _fits(ask, graph, machine, ranks, batch, asking)
+        return room.fits(ranks, samples)
 
     high = 1
     while not fits(high):
@@ -88,10 +92,10 @@ def fewest_ranks(
             raise ValueError(f"no plan fits on up to {most} ranks of {Machine.load(machine).name}")
         high = min(2 * high, most)
     found = _smallest(fits, high // 2, high)
-    ranking = ask(graph, machine, found, batch, **asking)
+    ranking = _ranked(ask, graph, machine, found, batch, asking)
     while not ranking.entries and found < most:
         found += 1
-        ranking = ask(graph, machine, found, batch, **asking)
+        ranking = _ranked(ask, graph, machine, found, batch, asking)
     return Answer("fewest ranks that fit", found, ranking)
 
 
@@ -106,11 +110,13 @@ def largest_batch(
 ) -> Answer:
     """Return the largest global mini-batch that fits on so many ranks, with the plans for it."""
 
-    def fits(batch: int) -> bool:
-        return _fits(ask, graph, machine, ranks, batch, asking)
+    room = _room(graph, machine, ranks, asking)
 
-    found = _largest(fits, 1, most, f"not even one sample fits on {ranks} ranks")
-    found, ranking = _confirmed(found, lambda batch: ask(graph, machine, ranks, batch, **asking))
+    def fits(batch: int) -> bool:
+        return room.fits(ranks, batch)
+
+    found = _largest(fits, graph.batch, most, f"not even one sample fits on {ranks} ranks")
+    found, ranking = _confirmed(found, lambda batch: _ranked(ask, graph, machine, ranks, batch, asking))
     return Answer("largest mini-batch that fits", found, ranking)
 
 
@@ -127,13 +133,15 @@ def largest_image(
 ) -> Answer:
     """Return the largest side of an image that fits, a multiple of `step`; other sides keep their ratio."""
 
-    def fits(count: int) -> bool:
-        return _fits(ask, resized(graph, count * step), machine, ranks, batch, asking)
+    samples = batch or graph.batch
 
-    reason = f"not even {step} pixels fit on {ranks} ranks"
+    def fits(count: int) -> bool:
+        return _room(resized(graph, count * step), machine, ranks, asking).fits(ranks, samples)
+
+    begin = max(1, graph.shapes[0][2] // step) if graph.shapes[0][2:] else 1
     found, ranking = _confirmed(
-        _largest(fits, 1, most // step, reason),
-        lambda count: ask(resized(graph, count * step), machine, ranks, batch, **asking),
+        _largest(fits, begin, most // step, f"not even {step} pixels fit on {ranks} ranks"),
+        lambda count: _ranked(ask, resized(graph, count * step), machine, ranks, batch, asking),
     )
     return Answer("largest image that fits, first side in pixels", step * found, ranking)
 
@@ -155,14 +163,26 @@ def resized(graph: Graph, side: int) -> Graph:
     return graph.at(*shapes)
 
 
-def _fits(
+def _room(graph: Graph, machine: Machine | str, ranks: int, asking: dict[str, Any]) -> Room:
+    """Return who knows whether anything fits; with as many samples as ranks all tails can be told apart."""
+    names = ("memory", "optimizer_slots", "all_ranks", "refuse")
+    given = {name: asking[name] for name in names if name in asking}
+    many = graph if graph.batch >= ranks else graph.with_batch(ranks)
+    return Room(many, Machine.load(machine), **given)
+
+
+def _ranked(
     ask: Search, graph: Graph, machine: Machine | str, ranks: int, batch: int | None, asking: dict[str, Any]
-) -> bool:
-    """Tell whether any plan fits; the plan with the least memory answers that, whatever is best."""
-    least = asking | {"objective": "memory", "keep": 1, "exact": False}
-    if "profile_seconds" in asking:
-        least["profile_seconds"] = 0.0  # bytes do not depend on kernel times
-    return bool(ask(graph, machine, ranks, batch, **least).entries)
+) -> Ranking:
+    """Rank the plans of an answer: the best of sums over layers, simulated where few ranks admit it."""
+    if asking.get("exact") is not None or ranks > EXACT_RANKS:
+        return ask(graph, machine, ranks, batch, **asking)
+    quick = asking | {"exact": False}
+    found = ask(graph, machine, ranks, batch, **quick).simulated()
+    if not found.entries:
+        # Sums are not exact: what needs least may fit where what is fastest does not.
+        found = ask(graph, machine, ranks, batch, **quick | {"objective": "memory"}).simulated()
+    return found
 
 
 def _smallest(good: Callable[[int], bool], low: int, high: int) -> int:
@@ -176,14 +196,16 @@ def _smallest(good: Callable[[int], bool], low: int, high: int) -> int:
     return high
 
 
-def _largest(good: Callable[[int], bool], low: int, most: int, reason: str) -> int:
-    """Return the largest number up to `most` that is good."""
-    if not good(low):
-        raise ValueError(reason)
-    high = 2 * low
-    while high <= most and good(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
+def _largest(good: Callable[[int], bool], begin: int, most: int, reason: str) -> int:
+    """Return the largest number up to `most` that is good, looking around `begin` first."""
+    low, high = min(begin, most), most + 1
+    while not good(low):
+        if low == 1:
+            raise ValueError(reason)
+        low, high = low // 2, low
+    while 2 * low < high and good(2 * low):
+        low *= 2
+    high = min(high, 2 * low)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if good(middle) else (low, middle)
@@ -197,15 +219,3 @@ def _confirmed(value: int, ranked: Callable[[int], Ranking]) -> tuple[int, Ranki
         value -= max(1, value // 32)
         ranking = ranked(value)
     return value, ranking
-
-
-def _time(entry: Any) -> float:
-    return float(entry.step_seconds)
-
-
-def _memory(entry: Any) -> float:
-    return float(entry.peak_bytes)
-
-
-def _cost(entry: Any) -> float:
-    return float(entry.cost)

@@ -13,6 +13,8 @@ from shardwise.program.cuts import Cuts
 
 _WEIGHTED = (Kind.CONVOLUTION, Kind.TRANSPOSED, Kind.LINEAR)
 SHORTEST = 4
+# The rule of `tail=auto` for micro-batches that have fewer samples than a stage has ranks.
+UNSHARED = "unshared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ def _large_enough(cuts: Cuts, layer: Layer, split: Split, tail: str) -> bool:
     tile is shorter than `SHORTEST` along a dimension that is cut: the border that a 3x3 layer brings from
     both sides would be more than half of what a rank owns.
     """
-    if tail != "auto" or split.way is not Way.SPATIAL:
+    if tail not in ("auto", UNSHARED) or split.way is not Way.SPATIAL:
         return True
     shortest = SHORTEST if _tail(layer, split, tail).dims else 1
     spatial = [bounds for bounds in cuts.bounds[2:] if len(bounds) > 2]
@@ -165,7 +167,7 @@ def _tail(layer: Layer, split: Split, tail: str) -> Cuts:
     by_batch = any(
         o.origin is Source.VALUE and o.access and o.access[0].out == 0 for o in layer.operands
     ) and bool(layer.shape)
-    if split.way is not Way.SPATIAL or not by_batch or tail in ("replicate", "filter"):
+    if split.way is not Way.SPATIAL or not by_batch or tail in ("replicate", "filter", UNSHARED):
         return Cuts.none(layer.shape)
     if tail == "auto" and layer.shape[0] < split.width:
         return Cuts.none(layer.shape)

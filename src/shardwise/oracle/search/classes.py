@@ -70,6 +70,7 @@ class Sorter:
         self.positions = self._positions()
         self.blocks = blocks_of(self._codes())
         self.outside, self.exports = self._borders()
+        self._sorted: dict[tuple[Split, str, str], Classes] = {}
 
     def _grads(self) -> list[bool]:
         grads: list[bool] = []
@@ -111,14 +112,17 @@ class Sorter:
                 exports[home[s].number].add(s - home[s].start)
         return outside, {number: sorted(found) for number, found in exports.items()}
 
-    def sort(self, split: Split, halo: str) -> Classes:
-        """Return the classes under a split."""
-        split = fitted(self.graph, split)
-        places = self._homes(split)
-        self._outs(places, halo)
-        return _Sorting(self, split, places).classes()
+    def sort(self, split: Split, halo: str, tail: str = "auto") -> Classes:
+        """Return the classes under a split, the same ones when they are asked for again."""
+        key = (split, halo, tail)
+        if key not in self._sorted:
+            split = fitted(self.graph, split)
+            places = self._homes(split, tail)
+            self._outs(places, halo)
+            self._sorted[key] = _Sorting(self, split, places).classes()
+        return self._sorted[key]
 
-    def _homes(self, split: Split) -> _Places:
+    def _homes(self, split: Split, tail: str) -> _Places:
         """Return the distinct homes, and which one every value has; equal blocks are asked for once."""
         known: dict[tuple[int, ...], list[int]] = {}
         numbers: dict[Home, int] = {}
@@ -136,7 +140,7 @@ class Sorter:
                     home = Home(entry_cuts(layer.shape, split))
                 else:
                     around = {self.layers[s].name: homes[ids[s]] for s in self.sources[i]}
-                    home = home_of(layer, around, split, "auto")
+                    home = home_of(layer, around, split, tail)
                 if home not in numbers:
                     numbers[home] = len(homes)
                     homes.append(home)

@@ -31,6 +31,7 @@ from shardwise.oracle.search.stages import Outcome, Pipeline
 from shardwise.oracle.search.tables import Family, Tables
 from shardwise.plan import Split, Way
 from shardwise.plan.cutting import choose_cuts, crossing_bytes, earliest_cut
+from shardwise.program.assign import UNSHARED
 
 Floats = NDArray[np.float64]
 _WHOLE = Split()
@@ -44,6 +45,7 @@ class Coarse:
         graph, machine, kernels: what runs on what.
         rows: all plans that will be asked for; their `samples` and `data` are priced together.
         optimizer_slots: copies of the parameters that the optimizer keeps.
+        sorter: of the same network, if there is one already.
     """
 
     def __init__(
@@ -54,15 +56,12 @@ class Coarse:
         rows: Iterable[Rows],
         *,
         optimizer_slots: float = 1.0,
+        sorter: Sorter | None = None,
     ) -> None:
         self.graph, self.machine, self.slots = graph, machine, optimizer_slots
         self.rows = [part for found in rows for part in _by_tail(found) if len(part)]
-        self.tables = Tables(Sorter(graph), machine, kernels)
+        self.tables = Tables(sorter or Sorter(graph), machine, kernels)
         self.crossing = np.array(crossing_bytes(graph), dtype=np.float64) / graph.batch
-        few = min((int(r.samples.min()) for r in self.rows if _lacks_samples(r)), default=graph.batch)
-        self.few = self.tables
-        if few < graph.batch:
-            self.few = Tables(Sorter(graph.with_batch(few)), machine, kernels)
         samples = {n for found in self.rows for n in np.unique(found.samples).tolist()}
         replicas = {n for found in self.rows for n in np.unique(found.data).tolist()}
         self.whole = Family(self.tables, _WHOLE, "layer", sorted(samples), sorted(replicas))
@@ -75,8 +74,8 @@ class Coarse:
         if rows.split == _WHOLE:
             return self.whole
         samples, replicas = np.unique(rows.samples).tolist(), np.unique(rows.data).tolist()
-        tables = self.few if _lacks_samples(rows) else self.tables
-        return Family(tables, rows.split, rows.halo, samples, replicas)
+        tail = UNSHARED if _lacks_samples(rows) else "auto"
+        return Family(self.tables, rows.split, rows.halo, samples, replicas, tail)
 
     def seconds(self, index: int) -> Floats:
         """Return seconds that the plans of one family cannot beat, wherever the network is cut."""

@@ -11,9 +11,9 @@ from shardwise.plan import Split, Way
 class Legality:
     """Say why plans cannot be used, in words."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, batch: int | None = None) -> None:
         inputs = [layer.shape for layer in graph.inputs]
-        self.batch = graph.batch
+        self.batch = batch or graph.batch
         self.extents = max(inputs, key=len)[2:] if inputs else ()
         weighted = [layer for layer in graph if layer.kind in WEIGHTED]
         self.layers = sum(1 for layer in graph if layer.kind is not Kind.INPUT)

@@ -145,7 +145,7 @@ def inner(home: Home) -> Box:
 def inner_of(bounds: Sequence[Sequence[int]]) -> Box:
     """Return the part of an inner rank: the second one along every dimension that is cut in three or more.
 
-    Of parts that differ in size the first ones are the larger; where the second is empty only the first works.
+    Of parts that differ in size the first ones are larger; where the second is empty only the first works.
     """
     cells = []
     for cut in bounds:

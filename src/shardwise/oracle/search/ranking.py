@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +32,10 @@ class Entry:
     def cost(self) -> float:
         """Return the device-seconds of one step."""
         return self.ranks * self.step_seconds
+
+    def score(self, objective: str) -> float:
+        """Return how good the plan is; lower is better."""
+        return {"time": self.step_seconds, "memory": self.peak_bytes, "cost": self.cost}[objective]
 
     @property
     def bottleneck(self) -> str:
@@ -94,6 +99,17 @@ class Ranking:
 
     def __getitem__(self, index: int) -> Entry:
         return self.entries[index]
+
+    def simulated(self) -> Ranking:
+        """Return the plans by what a simulation of every event says of them; those that fit after all."""
+        found = [
+            dataclasses.replace(
+                e, step_seconds=e.prediction.step_seconds, peak_bytes=e.prediction.peak_bytes, words=""
+            )
+            for e in self.entries
+        ]
+        good = [e for e in found if e.peak_bytes <= self.memory_bytes]
+        return dataclasses.replace(self, entries=tuple(sorted(good, key=lambda e: e.score(self.objective))))
 
     @property
     def best(self) -> Entry:

@@ -60,11 +60,23 @@ class Pipeline:
         self.widths = np.array([self.width] * shape.count + [1] * shape.singles)
         self.ranks = shape.data * int(self.widths.sum())
         self.cuts, self.crossing = bounds, crossing[bounds[1:-1]]
-        self.forward = self._seconds("forward", 0)
-        self.backward = self._seconds("backward", 1)
-        self.weight = self._seconds("weight", None)
         self.saved, self.weights = self._bytes("saved"), self._bytes("weights")
         self.trained, self.parcels = self._bytes("trained"), self._bytes("parcels")
+
+    @cached_property
+    def forward(self) -> Floats:
+        """Return the seconds of every stage forwards, a row for each number of samples."""
+        return self._seconds("forward", 0)
+
+    @cached_property
+    def backward(self) -> Floats:
+        """Return the same backwards."""
+        return self._seconds("backward", 1)
+
+    @cached_property
+    def weight(self) -> Floats:
+        """Return the part of backward that only makes gradients of weights."""
+        return self._seconds("weight", None)
 
     def _seconds(self, name: str, statistics: int | None) -> Floats:
         """Return a row for each number of samples of the family, a column for each stage."""

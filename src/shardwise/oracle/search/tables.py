@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -23,22 +22,54 @@ Floats = NDArray[np.float64]
 _MOST_SUMS = 144
 
 
-@dataclass(frozen=True)
 class Sums:
     """Running sums over the layers of the graph: entry i counts the layers before i.
 
     The first three have a row for each number of samples: seconds of one micro-batch, communication inside
     the group included; `weight` is the part of `backward` that only makes gradients of weights. The others
     are bytes of one rank: `saved` (kept for backward) and `parcels` (buffers of exchanges) for one sample.
+    Each is worked out when it is asked for: whoever asks for bytes needs no prices.
     """
 
-    forward: Floats
-    backward: Floats
-    weight: Floats
-    saved: Floats
-    weights: Floats
-    trained: Floats
-    parcels: Floats
+    def __init__(self, family: Family) -> None:
+        self._family, self._running, self._of = family, family.tables.running, family.classes.of
+
+    @cached_property
+    def forward(self) -> Floats:
+        """Return the seconds of forward passes."""
+        return self._running(self._family.forward[:, self._of])
+
+    @cached_property
+    def backward(self) -> Floats:
+        """Return the seconds of backward passes."""
+        return self._running(self._family.backward[:, self._of])
+
+    @cached_property
+    def weight(self) -> Floats:
+        """Return the seconds of backward passes that only make gradients of weights."""
+        return self._running(self._family.weight[:, self._of])
+
+    @cached_property
+    def saved(self) -> Floats:
+        """Return what is kept of one sample."""
+        return self._running(self._family.bytes_each[0])
+
+    @cached_property
+    def weights(self) -> Floats:
+        """Return the bytes of weights and buffers."""
+        return self._running(self._family.bytes_each[1])
+
+    @cached_property
+    def trained(self) -> Floats:
+        """Return the bytes of weights that are trained."""
+        return self._running(self._family.bytes_each[2])
+
+    @cached_property
+    def parcels(self) -> Floats:
+        """Return the buffers of one sample: what arrives, about as much that leaves, in both directions."""
+        family = self._family
+        each = [4 * sum(m.nbytes for m in c.moves if not m.reduces) for c in family.classes.classes]
+        return self._running(np.array(each)[self._of] / family.tables.batch)
 
 
 class Family:
@@ -49,18 +80,23 @@ class Family:
         split, halo: how stages are split.
         samples: of all micro-batches that are asked for.
         replicas: all numbers of replicas that are asked for.
+        tail: what happens behind the last tile.
     """
 
     def __init__(
-        self, tables: Tables, split: Split, halo: str, samples: Sequence[int], replicas: Sequence[int]
+        self,
+        tables: Tables,
+        split: Split,
+        halo: str,
+        samples: Sequence[int],
+        replicas: Sequence[int],
+        tail: str = "auto",
     ) -> None:
         self.tables, self.split, self.halo = tables, split, halo
         self.samples = {n: i for i, n in enumerate(sorted(set(samples)))}
         self.replicas = {n: i for i, n in enumerate(sorted(set(replicas)))}
         self.shares: Floats = np.array(list(self.samples), dtype=np.float64) / tables.batch
-        self.classes = tables.sorter.sort(split, halo)
-        self.forward, self.backward, self.weight = self._prices()
-        self.there, self.back = self._statistics()
+        self.classes = tables.sorter.sort(split, halo, tail)
         self.largest = max(c.made for c in self.classes.classes) / tables.batch
 
     def column(self, name: str) -> Floats:
@@ -96,22 +132,32 @@ class Family:
         running = self.tables.running
         return running(self.there[row][self.classes.of]), running(self.back[row][self.classes.of])
 
-    def make_sums(self) -> Sums:
-        """Add up over the layers of the graph."""
-        of, running = self.classes.of, self.tables.running
-        saved, weights, trained = self.bytes_each
-        # Of parcels: what arrives and about as much that leaves, in both directions.
-        parcels = [4 * sum(m.nbytes for m in c.moves if not m.reduces) for c in self.classes.classes]
-        return Sums(
-            running(self.forward[:, of]),
-            running(self.backward[:, of]),
-            running(self.weight[:, of]),
-            running(saved),
-            running(weights),
-            running(trained),
-            running(np.array(parcels)[of] / self.tables.batch),
-        )
+    @property
+    def forward(self) -> Floats:
+        """Return the seconds of every class forwards, a row for each number of samples."""
+        return self._prices[0]
 
+    @property
+    def backward(self) -> Floats:
+        """Return the same backwards."""
+        return self._prices[1]
+
+    @property
+    def weight(self) -> Floats:
+        """Return the part of backward that only makes gradients of weights."""
+        return self._prices[2]
+
+    @property
+    def there(self) -> Floats:
+        """Return the seconds of shared statistics forwards, a row for each number of replicas."""
+        return self._statistics[0]
+
+    @property
+    def back(self) -> Floats:
+        """Return the same backwards."""
+        return self._statistics[1]
+
+    @cached_property
     def _prices(self) -> tuple[Floats, Floats, Floats]:
         """Return the seconds of every class without shared statistics, a row for each number of samples."""
         classes, kernels = self.classes.classes, self.tables.kernels
@@ -145,6 +191,7 @@ class Family:
                 result[:, i] += known[key]
         return result
 
+    @cached_property
     def _statistics(self) -> tuple[Floats, Floats]:
         """Return the seconds of the sums of shared statistics, a row for each number of replicas."""
         classes, width = self.classes.classes, self.split.width
@@ -190,7 +237,7 @@ class Tables:
         """Return the running sums of a family."""
         key = id(family)
         if key not in self._sums:
-            self._sums[key] = family.make_sums()
+            self._sums[key] = Sums(family)
         self._sums.move_to_end(key)
         if len(self._sums) > _MOST_SUMS:
             self._sums.popitem(last=False)

@@ -30,9 +30,13 @@ def legal_rows(
     all_ranks: bool,
     tally: Tally,
     refuse: Callable[[Plan], str] | None = None,
+    batch: int | None = None,
 ) -> list[Rows]:
-    """List all plans for so many ranks; refuse what cannot be used wherever the network is cut."""
-    legality, result = Legality(graph), []
+    """List all plans for so many ranks; refuse what cannot be used wherever the network is cut.
+
+    `batch` are the samples of the mini-batch, if they are not those of the graph.
+    """
+    legality, result = Legality(graph, batch), []
     for split in splits(ranks, max(0, len(legality.extents))):
         found = list(shapes(ranks, split, all_ranks))
         count = sum(len(timings(shape.stages)) for shape in found)
@@ -44,7 +48,7 @@ def legal_rows(
             if reason:
                 tally.refuse(f"... {split} ...", reason, count)
                 continue
-            rows = rows_of(split, halo, found, graph.batch)
+            rows = rows_of(split, halo, found, legality.batch)
             bad = legality.of_rows(rows)
             _refuse(
                 rows,
