@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shardwise.geometry.box import Box, Range
 
@@ -67,6 +68,7 @@ class Layout:
         return all(piece.empty for piece in rest)
 
 
+@lru_cache(maxsize=1024)
 def even_bounds(length: int, parts: int) -> tuple[int, ...]:
     """Cut `[0, length)` into `parts` ranges whose sizes differ by at most one; trailing ones may be empty."""
     base, extra = divmod(length, parts)

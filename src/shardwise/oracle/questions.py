@@ -174,15 +174,18 @@ def _room(graph: Graph, machine: Machine | str, ranks: int, asking: dict[str, An
 def _ranked(
     ask: Search, graph: Graph, machine: Machine | str, ranks: int, batch: int | None, asking: dict[str, Any]
 ) -> Ranking:
-    """Rank the plans of an answer: the best of sums over layers, simulated where few ranks admit it."""
+    """Rank the plans of an answer: the best of sums over layers, simulated where few ranks admit it.
+
+    Sums are not exact: what needs least may fit where what is fastest does not, and the search that
+    simulates every plan has the last word where neither does.
+    """
     if asking.get("exact") is not None or ranks > EXACT_RANKS:
         return ask(graph, machine, ranks, batch, **asking)
     quick = asking | {"exact": False}
     found = ask(graph, machine, ranks, batch, **quick).simulated()
-    if not found.entries:
-        # Sums are not exact: what needs least may fit where what is fastest does not.
+    if not found.entries and found.objective != "memory":
         found = ask(graph, machine, ranks, batch, **quick | {"objective": "memory"}).simulated()
-    return found
+    return found if found.entries else ask(graph, machine, ranks, batch, **asking)
 
 
 def _smallest(good: Callable[[int], bool], low: int, high: int) -> int:

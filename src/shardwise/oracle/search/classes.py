@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +47,8 @@ class _Places:
 
     homes: list[Home]
     ids: list[int]
-    boxes: list[Box] = field(default_factory=list)
-    outs: list[int] = field(default_factory=list)
+    boxes: list[Box]
+    outs: list[int]
 
 
 class Sorter:
@@ -71,6 +72,8 @@ class Sorter:
         self.blocks = blocks_of(self._codes())
         self.outside, self.exports = self._borders()
         self._sorted: dict[tuple[Split, str, str], Classes] = {}
+        # Values have the same homes under both halos, which are asked for one after the other.
+        self._placed = lru_cache(maxsize=2)(self._homes)
 
     def _grads(self) -> list[bool]:
         grads: list[bool] = []
@@ -117,12 +120,11 @@ class Sorter:
         key = (split, halo, tail)
         if key not in self._sorted:
             split = fitted(self.graph, split)
-            places = self._homes(split, tail)
-            self._outs(places, halo)
+            places = self._outs(*self._placed(split, tail), halo)
             self._sorted[key] = _Sorting(self, split, places).classes()
         return self._sorted[key]
 
-    def _homes(self, split: Split, tail: str) -> _Places:
+    def _homes(self, split: Split, tail: str) -> tuple[list[Home], list[int]]:
         """Return the distinct homes, and which one every value has; equal blocks are asked for once."""
         known: dict[tuple[int, ...], list[int]] = {}
         numbers: dict[Home, int] = {}
@@ -146,14 +148,14 @@ class Sorter:
                     homes.append(home)
                 ids.append(numbers[home])
             known[key] = ids[block.start :]
-        return _Places(homes, ids)
+        return homes, ids
 
-    def _outs(self, places: _Places, halo: str) -> None:
+    def _outs(self, homes: list[Home], ids: list[int], halo: str) -> _Places:
         """Find which box of every value an inner rank makes: its part of the home, or more if fused."""
-        places.boxes = [inner(home) for home in places.homes]
-        places.outs = list(places.ids)
+        places = _Places(homes, ids, [inner(home) for home in homes], list(ids))
         if halo != "layer":
             _Widening(self, places).run()
+        return places
 
 
 class _Widening:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -109,7 +109,8 @@ class Ranking:
             for e in self.entries
         ]
         good = [e for e in found if e.peak_bytes <= self.memory_bytes]
-        return dataclasses.replace(self, entries=tuple(sorted(good, key=lambda e: e.score(self.objective))))
+        ordered = sorted(good, key=lambda e: (e.score(self.objective), e.ranks))
+        return dataclasses.replace(self, entries=tuple(ordered), front=front_of(good))
 
     @property
     def best(self) -> Entry:
@@ -140,3 +141,12 @@ class Ranking:
             f"{c.simulated} simulated."
         )
         return "\n".join(lines)
+
+
+def front_of(found: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Return the plans that no other one beats in both time and memory."""
+    front: list[Entry] = []
+    for entry in sorted(found, key=lambda e: (e.step_seconds, e.peak_bytes)):
+        if not front or entry.peak_bytes < front[-1].peak_bytes:
+            front.append(entry)
+    return tuple(front)

@@ -18,7 +18,7 @@ from shardwise.oracle.search.bounds import Rows
 from shardwise.oracle.search.coarse import Coarse
 from shardwise.oracle.search.few import Few
 from shardwise.oracle.search.kept import Kept
-from shardwise.oracle.search.ranking import Entry, Ranking
+from shardwise.oracle.search.ranking import Entry, Ranking, front_of
 from shardwise.oracle.search.tally import Tally
 from shardwise.oracle.search.worlds import Worlds, legal_rows
 from shardwise.plan import Plan
@@ -70,7 +70,7 @@ def search(
     ordered = sorted(found, key=lambda e: (kept.score(e.step_seconds, e.peak_bytes, e.ranks), e.ranks))
     return Ranking(
         tuple(ordered[:keep]),
-        tuple(_front(found)),
+        front_of(found),
         tuple(tally.reasons),
         tally.counts,
         objective,
@@ -98,12 +98,3 @@ def _few(oracle: Oracle, batch: int, rows: list[Rows], kept: Kept, limit: float,
         Entry(plan, seconds, batch, peak, plan.ranks, ask)
         for plan, seconds, peak in Few(oracle, batch, rows, kept, limit, tally).run()
     ]
-
-
-def _front(found: list[Entry]) -> list[Entry]:
-    """Return the plans that no other one beats in both time and memory."""
-    front: list[Entry] = []
-    for entry in sorted(found, key=lambda e: (e.step_seconds, e.peak_bytes)):
-        if not front or entry.peak_bytes < front[-1].peak_bytes:
-            front.append(entry)
-    return front

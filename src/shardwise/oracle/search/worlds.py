@@ -125,6 +125,9 @@ class Worlds:
         least = self.coarse.least_bytes(index)
         large = least > self.limit
         self._refuse(index, np.flatnonzero(large), least, "at least ")
+        if large.all():
+            self.bounds.append(np.full(len(rows), np.inf))
+            return
         scores = self.kept.scores(self.coarse.seconds(index), least, _ranks(rows))
         self.bounds.append(np.where(large, np.inf, scores))
         # Shapes that differ only in their replicas follow each other.
