@@ -10,9 +10,10 @@ from torch import nn
 from shardwise.graph import capture
 from shardwise.machine import Machine, Node
 from shardwise.oracle import Oracle, choose
-from shardwise.oracle.search import search
+from shardwise.oracle.search import Counts, search
+from shardwise.oracle.search.ranking import Entry, Ranking, front_of
 from shardwise.oracle.search.space import MICRO_BATCHES, SCHEDULES, candidates
-from shardwise.plan import PlanError
+from shardwise.plan import Plan, PlanError
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +152,12 @@ def test_a_ranking_prints_as_a_table(graph):
     text = str(search(graph, machine(), 2, kernels=Fixed()))
     assert "samples/s" in text
     assert "simulated" in text
+
+
+def test_the_front_is_printed_where_time_and_memory_disagree():
+    found = [Entry(Plan.parse(p), t, 4, b, 2, None) for p, t, b in (("data=2", 1, 3e9), ("filter=2", 2, 1e9))]
+    slower = Entry(Plan.parse("channel=2"), 3, 4, 2e9, 2, None)
+    ranking = Ranking((*found, slower), front_of([slower, *found]), (), Counts(3, 0, 0, 3))
+    behind = str(ranking).partition("both time and memory:")[2]
+    assert [line.split()[0] for line in behind.strip().splitlines()] == ["data=2", "filter=2"]
+    assert "both time and memory" not in str(Ranking((found[0],), (found[0],), (), Counts(1, 0, 0, 1)))

@@ -16,6 +16,7 @@ from typing import Any
 from shardwise.graph import Graph
 from shardwise.machine import Machine
 from shardwise.oracle.search import Counts, Ranking, search
+from shardwise.oracle.search.ranking import front_of
 from shardwise.oracle.search.room import Room
 from shardwise.oracle.search.search import EXACT_RANKS
 
@@ -51,15 +52,12 @@ def over_ranks(
     objective = rankings[0].objective
     entries = {str(entry.plan): entry for ranking in rankings for entry in ranking}
     ordered = sorted(entries.values(), key=lambda e: (e.score(objective), e.ranks))
-    front: list[Any] = []
-    for entry in sorted((e for r in rankings for e in r.front), key=lambda e: (e.step_seconds, e.peak_bytes)):
-        if not front or entry.peak_bytes < front[-1].peak_bytes:
-            front.append(entry)
+    front = front_of(entry for ranking in rankings for entry in ranking.front)
     totals = [sum(getattr(r.counts, f.name) for r in rankings) for f in dataclasses.fields(Counts)]
     refused = tuple(dict.fromkeys(r for ranking in rankings for r in ranking.refused))
     last = rankings[-1]
     return dataclasses.replace(
-        last, entries=tuple(ordered[:keep]), front=tuple(front), refused=refused, counts=Counts(*totals)
+        last, entries=tuple(ordered[:keep]), front=front, refused=refused, counts=Counts(*totals)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -133,14 +133,27 @@ class Ranking:
                     f"{e.peak_bytes / 1e9:.3g} GB",
                 )
             )
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = _table(rows)
         c = self.counts
         lines.append(
             f"{c.enumerated} plans: {c.refused} refused, {c.pruned} cannot be better, "
             f"{c.simulated} simulated."
         )
+        if len(self.front) > 1:
+            lines.append("Of those simulated, none beats these in both time and memory:")
+            lines += _table(
+                [
+                    ("  ", str(e.plan), seconds_text(e.step_seconds), f"{e.peak_bytes / 1e9:.3g} GB")
+                    for e in self.front
+                ]
+            )
         return "\n".join(lines)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return one line for each row, its cells below each other."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def front_of(found: Iterable[Entry]) -> tuple[Entry, ...]:
