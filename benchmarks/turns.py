@@ -40,11 +40,14 @@ def in_turns(steps: Mapping[str, Step], repeats: int) -> dict[str, float]:
     import torch.distributed as dist
 
     times: dict[str, list[float]] = {name: [] for name in steps}
+    order = list(steps)
     for repeat in range(repeats + 1):
-        for name, step in steps.items():
+        # Whoever comes first finds what the last one of the round before left; everybody is first in turn.
+        order = order[1:] + order[:1]
+        for name in order:
             dist.barrier()
             start = time.perf_counter()
-            step()
+            steps[name]()
             if repeat:
                 times[name].append(time.perf_counter() - start)
     medians = {name: statistics.median(found) for name, found in times.items()}

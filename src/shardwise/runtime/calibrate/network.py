@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from shardwise.runtime.wire import Parcel, Wire, empty, wire_of
 
 SIZES = (8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20)
 _OVERLAP_BYTES = 4 << 20
+_LARGE, _BEYOND_CACHE = 2 << 20, 128 << 20
 _FEWEST, _MOST = 3, 200
 # Between two meetings of tiles lie some milliseconds of work.
 _WORK_SECONDS, _MEETINGS = 5e-3, 25
@@ -167,8 +169,10 @@ def _crossing(wire: Wire, peer: int, nbytes: int) -> Callable[[], float | None]:
 
 
 def _all_reduce(wire: Wire, rank: int, size: int, nbytes: int) -> Callable[[], float | None]:
-    tensor = _buffer(nbytes)
-    return lambda: wire.all_reduce(tensor)
+    """Sum one tensor after another: gradients, unlike small sums, are in no cache when their turn comes."""
+    count = max(1, _BEYOND_CACHE // nbytes) if nbytes >= _LARGE else 1
+    tensors = itertools.cycle([_buffer(nbytes) for _ in range(count)])
+    return lambda: wire.all_reduce(next(tensors))
 
 
 def _parts(nbytes: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
