@@ -83,3 +83,20 @@ def test_with_two_wires_everything_starts_before_anything_is_waited_for(small: N
     summed.finish()
     assert one.most == held["large"].nbytes
     assert two.most == sum(p.nbytes for name, p in held.items() if name != "large")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_permuted_parameter_is_summed_where_its_gradient_is(small: None, kept: bool) -> None:
+    """Keras stores kernels in another order than torch reads them; all ranks store them alike."""
+    wire = SlowWire()
+    weight = nn.Parameter(torch.zeros(3, 3, 4, 5).permute(3, 2, 0, 1))
+    values = torch.arange(180.0).view(5, 4, 3, 3)
+    grad = torch.empty_like(weight).copy_(values) if kept else values.clone()
+    weight.grad = grad
+    summed = Reducer({"w": weight}, {"w": wire}, [("w",)])
+    summed.ready("w")
+    summed.finish()
+    assert torch.equal(weight.grad, 2 * values)
+    assert weight.grad.stride() == weight.stride()
+    assert (weight.grad is grad) == kept
+    assert sum(nbytes for _, nbytes in wire.started) == weight.nbytes

@@ -35,9 +35,7 @@ class _Bucket:
         """Return all gradients as one tensor: a copy of several, the one of a single parameter itself."""
         if self.flat is None:
             (parameter,) = self.parameters
-            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = grad.contiguous()
-            return parameter.grad.view(-1)
+            return _in_memory_order(parameter)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is None:
                 view.zero_()
@@ -53,6 +51,18 @@ def _flat(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
     flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
     pieces = torch.split_with_sizes(flat, [p.numel() for p in parameters])
     return flat, [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
+
+
+def _in_memory_order(parameter: nn.Parameter) -> Tensor:
+    """Return the gradient of a parameter as one row, in the order in which all ranks store the parameter."""
+    order = sorted(range(parameter.ndim), key=lambda d: -parameter.stride(d))
+    grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    if not grad.permute(order).is_contiguous():
+        shape = [parameter.shape[d] for d in order]
+        stored = grad.new_empty(shape).permute([order.index(d) for d in range(parameter.ndim)])
+        grad = stored.copy_(grad)
+    parameter.grad = grad
+    return grad.permute(order).view(-1)
 
 
 def _sizes(total: int, most: int) -> list[int]:
