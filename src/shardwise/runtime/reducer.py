@@ -55,7 +55,8 @@ def _flat(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
 
 def _in_memory_order(parameter: nn.Parameter) -> Tensor:
     """Return the gradient of a parameter as one row, in the order in which all ranks store the parameter."""
-    order = sorted(range(parameter.ndim), key=lambda d: -parameter.stride(d))
+    strides = parameter.stride()
+    order = sorted(range(parameter.ndim), key=lambda d: -strides[d])
     grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     if not grad.permute(order).is_contiguous():
         shape = [parameter.shape[d] for d in order]
