@@ -61,6 +61,13 @@ def test_no_cut_is_better_than_the_one_found(p):
     assert slowest(costs, found, p["widths"], p["boundary"]) <= best * (1 + 1e-9) + 1e-12
 
 
+@pytest.mark.parametrize("widths", [[1, 2, 2, 4], [1, 1, 1, 1]])
+@pytest.mark.timeout(20)
+def test_costs_below_which_no_number_lies_come_to_an_end(widths):
+    assert cut([0.0, 5e-324, 0.0, 0.0], 4, widths=widths) == (1, 2, 3)
+    assert len(cut([5e-324] * 6, 4, widths=widths)) == 3
+
+
 def test_equal_layers_are_cut_evenly():
     assert cut([1.0] * 12, 4) == (3, 6, 9)
     assert cut([1.0] * 12, 3, widths=[1, 2, 1]) == (3, 9)

@@ -81,6 +81,8 @@ class Balance:
             else:
                 cuts, high = found, min(self.slowest(found), middle)
             middle = (low + high) / 2
+            if not low < middle < high:
+                break  # no number lies between them
         return cuts
 
     def _equal_widths(self, low: float) -> tuple[float, tuple[int, ...]]:
@@ -95,6 +97,8 @@ class Balance:
         while best - low > _CLOSE / 2 * best:
             if not ladder.reaches(limit):
                 low, limit = limit, (limit + best) / 2
+                if not low < limit < best:
+                    break
                 continue
             found, best = ladder.trace(limit), limit
             if found is not None:
@@ -103,6 +107,8 @@ class Balance:
             if found is not None and not ladder.reaches(limit):
                 return limit, found
             limit = (low + best) / 2
+            if not low < limit < best:
+                break
         # So few parts may not be enough of them: with every further cut both of its parts pay for it.
         bottom, limit = low, best
         while high - bottom > _CLOSE / 2 * high:
@@ -112,6 +118,8 @@ class Balance:
             else:
                 bottom = limit
             limit = (bottom + high) / 2
+            if not bottom < limit < high:
+                break
         return low, cuts
 
     def within(self, limit: float) -> tuple[int, ...] | None:
