@@ -73,7 +73,7 @@ def compare(console: Console, history: sw.History) -> None:
 def main() -> None:
     """Tell the story."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=45.0, help="time for measuring the machine")
+    parser.add_argument("--seconds", type=float, default=30.0, help="time for measuring the machine")
     options = parser.parse_args()
     console, data = Console(), discs()
     model = sw.zoo.build("unet", base=16, depth=3)
