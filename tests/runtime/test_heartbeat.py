@@ -77,11 +77,17 @@ def test_the_end_of_a_wait_clears_its_verdict(pair: tuple[Heartbeat, Heartbeat])
     assert first.verdict() is None
 
 
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collect the codes with which the job would have been ended."""
+    codes: list[int] = []
+    monkeypatch.setattr(module, "end_job", codes.append)
+    return codes
+
+
 def test_sleep_with_futures_outstanding_is_a_wait_and_computing_is_not(
-    pair: tuple[Heartbeat, Heartbeat], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pair: tuple[Heartbeat, Heartbeat], ended: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr(module, "end_job", ended.append)
     first, _ = pair
     bucket = Outstanding(lambda: "all_reduce of a bucket", (1,), time.monotonic())
     first.outstanding = lambda: bucket
@@ -93,10 +99,8 @@ def test_sleep_with_futures_outstanding_is_a_wait_and_computing_is_not(
 
 
 def test_a_wait_inside_the_transport_names_its_action_too(
-    pair: tuple[Heartbeat, Heartbeat], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pair: tuple[Heartbeat, Heartbeat], ended: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr(module, "end_job", ended.append)
     first, second = pair
     second.beat("backward of stage 1")
     first.beat(lambda: "forward of stage 0")

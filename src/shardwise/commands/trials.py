@@ -129,7 +129,8 @@ def _together(steps: Sequence[Sequence[float]], memory: tuple[int, int]) -> Meas
 def run_memory(trial: Any) -> tuple[int, int] | str:
     """Be one rank: return the peak of a step's tensors and buffers, and the process's own peak meanwhile."""
     from shardwise.plan import PlanError
-    from shardwise.runtime.memory import give_back, measure_high_water, measure_peak
+    from shardwise.runtime.heap import give_back
+    from shardwise.runtime.memory import measure_high_water, measure_peak
 
     try:
         buffers, step = _prepare(trial)

@@ -101,8 +101,7 @@ class Oracle:
             return known[key]
 
         count = replicas if replicas is not None else self.simulated_replicas(plan)
-        crowd = min(self.ranks_per_node(plan.ranks), plan.ranks)
-        machine, prices = self._crowds.setdefault(crowd, (self.machine.with_crowd(crowd), {}))
+        machine, prices = self._crowded(plan)
         return Walk(step, machine, self.kernels, count, stage_of, prices, self._sizes)
 
     def ranks_per_node(self, ranks: int) -> int:
@@ -144,21 +143,20 @@ class Oracle:
         )
 
     def _simulate(self, lists: dict[int, list[Event]], plan: Plan) -> tuple[Span, ...]:
-        cores = self.machine.node.cores if self.machine.device.host else 0
-        alone = self.machine.device.alone_speedup
-        per_node = self.ranks_per_node(plan.ranks)
-        return simulate(
-            lists, cores=cores, ranks_per_node=per_node, alone=alone, jitter=self._crowded(plan).jitter
-        )
+        machine, _ = self._crowded(plan)
+        cores = machine.node.cores if machine.device.host else 0
+        alone, per_node = machine.device.alone_speedup, self.ranks_per_node(plan.ranks)
+        return simulate(lists, cores=cores, ranks_per_node=per_node, alone=alone, jitter=machine.jitter)
 
-    def _crowded(self, plan: Plan) -> Machine:
-        """Return the machine as the ranks of a plan see it that share a node."""
+    def _crowded(self, plan: Plan) -> tuple[Machine, dict[tuple[object, ...], StagePrice]]:
+        """Return the machine as ranks of a plan see it that share a node, and the prices known there."""
         crowd = min(self.ranks_per_node(plan.ranks), plan.ranks)
-        return self._crowds.setdefault(crowd, (self.machine.with_crowd(crowd), {}))[0]
+        return self._crowds.setdefault(crowd, (self.machine.with_crowd(crowd), {}))
 
     def predict(self, plan: Plan | str, batch: int | None = None) -> Prediction:
         """Predict time, memory and bottleneck of one step."""
-        plan, machine = Plan.parse(plan), self.machine
+        plan = Plan.parse(plan)
+        machine, _ = self._crowded(plan)
         samples = batch or self.graph.batch
         check(plan, self.at(samples), batch=samples)
         walk = self.walk(plan, samples)

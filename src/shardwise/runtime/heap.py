@@ -8,8 +8,9 @@ that. Allocations from a heap that is never trimmed find pages that are there.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
+import gc
 import os
+from typing import Any
 
 import torch
 
@@ -28,6 +29,18 @@ def keep_memory(device: torch.device) -> bool:
     wanted = os.environ.get("SHARDWISE_KEEP_MEMORY", "1") != "0"
     if device.type != "cpu" or not wanted or any(name in os.environ for name in _DECIDED):
         return False
-    name = ctypes.util.find_library("c")
-    mallopt = getattr(ctypes.CDLL(name), "mallopt", None) if name else None
+    mallopt = _allocators("mallopt")
     return mallopt is not None and bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, _NEVER))
+
+
+def give_back() -> None:
+    """Return memory that nothing uses to the system, where the allocator can."""
+    gc.collect()
+    trim = _allocators("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _allocators(name: str) -> Any:
+    """Return a function of the C library's allocator; None where it has no such function."""
+    return getattr(ctypes.CDLL(None), name, None)

@@ -7,9 +7,6 @@ does not depend on what other libraries or the operating system do.
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
-import gc
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,15 +88,6 @@ def measure_high_water(work: Callable[[], Any]) -> int:
     work()
     lines = [line.split() for line in status.read_text().splitlines()]
     return next((int(line[1]) * 1024 for line in lines if line[0] == "VmHWM:"), high_water_bytes())
-
-
-def give_back() -> None:
-    """Return memory that nothing uses to the system, where the allocator can."""
-    gc.collect()
-    name = ctypes.util.find_library("c")
-    trim = getattr(ctypes.CDLL(name), "malloc_trim", None) if name else None
-    if trim is not None:
-        trim(0)
 
 
 def high_water_bytes() -> int:

@@ -26,6 +26,8 @@ class _Bucket:
         self.parameters = [parameters[name] for name in names]
         self.flat: Tensor | None = None
         self.views: list[Tensor] = []
+        strides = self.parameters[0].stride()
+        self.order = sorted(range(len(strides)), key=lambda d: -strides[d])
         if len(names) > 1:
             self.flat, self.views = _flat(self.parameters)
         self.what = f"gradients of {self.names[0]} and {len(self.names) - 1} more"
@@ -35,7 +37,7 @@ class _Bucket:
         """Return all gradients as one tensor: a copy of several, the one of a single parameter itself."""
         if self.flat is None:
             (parameter,) = self.parameters
-            return _in_memory_order(parameter)
+            return _in_memory_order(parameter, self.order)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is None:
                 view.zero_()
@@ -53,10 +55,8 @@ def _flat(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
     return flat, [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
 
 
-def _in_memory_order(parameter: nn.Parameter) -> Tensor:
+def _in_memory_order(parameter: nn.Parameter, order: list[int]) -> Tensor:
     """Return the gradient of a parameter as one row, in the order in which all ranks store the parameter."""
-    strides = parameter.stride()
-    order = sorted(range(parameter.ndim), key=lambda d: -strides[d])
     grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     if not grad.permute(order).is_contiguous():
         shape = [parameter.shape[d] for d in order]

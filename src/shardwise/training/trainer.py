@@ -22,7 +22,6 @@ from shardwise.runtime.counts import Feed
 from shardwise.runtime.engine import Bench, Engine
 from shardwise.runtime.events import Event, Recorder
 from shardwise.runtime.fabric import Fabric
-from shardwise.runtime.gather import stream
 from shardwise.runtime.materialise import Init, materialise, on_meta
 from shardwise.runtime.overlap import overlap_of
 from shardwise.runtime.placement import Placement, place
@@ -36,6 +35,7 @@ from shardwise.training.inference import Inference
 from shardwise.training.loss_graph import Loss, loss_graph
 from shardwise.training.unsplit import call_model
 from shardwise.training.whole_model import check_whole, is_whole, network_of, share_buffers
+from shardwise.training.whole_state import WholeState
 
 if TYPE_CHECKING:
     from shardwise.oracle import Prediction
@@ -119,7 +119,7 @@ class Trainer:
             self.recorder,
             overlap_of(overlap, self.device),
         )
-        self.inference = Inference(self)
+        self.inference, self.whole_state = Inference(self), WholeState(self)
         trained = list(self.store.named_parameters())
         self.optimizer = optimizer(trained) if optimizer is not None and trained else None
         self.step_seconds: list[float] = []
@@ -279,45 +279,22 @@ class Trainer:
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the last step as whole tensors by the user's names, on every rank."""
         grads = {name: p.grad for name, p in self.store.parameters.items()}
-        return self._whole(self.graph.parameters, grads)
+        return self.whole_state.whole(self.graph.parameters, grads)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return parameters and buffers as whole tensors by the user's names, on every rank."""
-        names = (*self.graph.parameters, *self.graph.buffers)
-        whole = self._whole(names, self.store.tensors)
-        inside = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        # What no layer uses is on no rank; it is as the user made it.
-        unused = {name: t.detach().clone() for name, t in inside.items() if not t.is_meta and name in names}
-        return unused | {name: tensor for name, tensor in whole.items() if name in inside}
-
-    def _whole(self, names: Iterable[str], local: Any) -> dict[str, Tensor]:
-        return {name: t for name, t in self._stream(names, local, None) if t is not None}
-
-    def _stream(
-        self, names: Iterable[str], local: Any, to: int | None
-    ) -> Iterator[tuple[str, Tensor | None]]:
-        specs = {**self.graph.parameters, **self.graph.buffers}
-        return stream(self.fabric, self.placement, specs, local, names, self.device, to)
+        return self.whole_state.state_dict()
 
     def stream_state(self) -> Iterator[tuple[str, Tensor | None]]:
         """Yield (name, whole tensor) one after another on rank 0, and (name, None) on all other ranks.
 
         Only one tensor is whole at a time, so it serves models that fit no rank. Every rank must iterate.
         """
-        inside = {*dict(self.model.named_parameters()), *dict(self.model.named_buffers())}
-        names = [n for n in (*self.graph.parameters, *self.graph.buffers) if n in inside]
-        return self._stream(names, self.store.tensors, 0)
+        return self.whole_state.to_first_rank()
 
     def write_back(self, names: Iterable[str] | None = None) -> None:
         """Put the trained weights into the user's model on every rank, unless it has no data of its own."""
-        if on_meta(self.model) or self.fabric.size == 1:
-            return
-        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        with torch.no_grad():
-            wanted = [n for n in (self.placement.held if names is None else names) if n in own]
-            for name, tensor in self._stream(wanted, self.store.tensors, None):
-                if tensor is not None and own[name] is not self.store.tensors.get(name):
-                    own[name].copy_(tensor)
+        self.whole_state.write_back(names)
 
     def input_gradients(self) -> list[Tensor]:
         """Return the gradients of the model's inputs in the last step, whole on every rank."""

@@ -33,7 +33,7 @@ def main() -> None:
     """Be the fresh process: train something tiny, print the resident bytes."""
     import shardwise.runtime.engine  # noqa: F401  (what ranks import)
     from shardwise.graph.capture import capture
-    from shardwise.runtime.memory import give_back
+    from shardwise.runtime.heap import give_back
 
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 4)
