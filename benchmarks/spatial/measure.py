@@ -53,6 +53,28 @@ def on_first_rank(step: Step, threads: int) -> Step:
     return run
 
 
+class Meet(torch.autograd.Function):
+    """Let both ranks wait for each other in both passes, as exact batch norm does, and nothing else."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(torch.zeros(1))
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(torch.zeros(1))
+        return grad
+
+
+def meeting(model: nn.Module) -> nn.Module:
+    """Let the ranks meet behind every batch norm of a model."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.register_forward_hook(lambda _module, _inputs, out: Meet.apply(out))
+    return model
+
+
 VARIANTS = {
     "spatial=2x1": ("spatial=2x1", "auto"),
     "spatial=2x1, overlap off": ("spatial=2x1", "off"),
@@ -68,7 +90,11 @@ def main() -> None:
     model, x, y = make(case)
     half = x.shape[2] // 2
     part = y if y.ndim == 1 else y[:, :half].contiguous()
-    steps: dict[str, Step] = {"bound": plain(make(case)[0], x[:, :, :half].contiguous(), part)}
+    top = x[:, :, :half].contiguous()
+    steps: dict[str, Step] = {
+        "bound": plain(make(case)[0], top, part),
+        "meeting": plain(meeting(make(case)[0]), top, part),
+    }
     for name, (plan, overlap) in VARIANTS.items():
         trainer = sw.Trainer(
             make(case)[0], (x, y), plan, loss=F.cross_entropy, optimizer=sgd, overlap=overlap
