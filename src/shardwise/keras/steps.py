@@ -12,7 +12,9 @@ from torch import Tensor
 from shardwise.graph import Graph, Kind
 from shardwise.graph.keras import KerasModule
 from shardwise.graph.keras.module import flat_inputs, input_symbols
+from shardwise.graph.keras.variables import named_variables
 from shardwise.graph.trace import leaves, transform
+from shardwise.keras.layout import store_as_torch
 from shardwise.keras.loss import KerasLoss, check_losses, structure_of
 from shardwise.keras.optimizer import LocalOptimizer
 from shardwise.keras.penalties import Penalties
@@ -33,6 +35,7 @@ class Steps:
 
     def __init__(self, model: Any, plan: Plan, data: Any, seed: int) -> None:
         x, y, weight = unpack_x_y_sample_weight(data)
+        store_as_torch(model, named_variables(model))
         self.model, self.module = model, KerasModule(model)
         self.module.learn(x)
         self.structure = structure_of((y, weight))
