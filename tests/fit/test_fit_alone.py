@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import fit_cases as cases
 import pytest
@@ -13,7 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shardwise as sw
-from shardwise.graph import capture_loss
+from shardwise.geometry import Box
+from shardwise.graph import capture, capture_loss
+from shardwise.training.data import Reader, Source
 from shardwise.training.loss_kind import loss_kind
 
 
@@ -128,6 +131,32 @@ def test_sizes_that_change_need_to_be_announced():
         sw.fit(cases.classifier(), Growing(*cases.images(8)), **settings)
     history = sw.fit(cases.classifier(), Growing(*cases.images(8)), varying_sizes=True, **settings)
     assert len(history) == 1
+
+
+def test_of_mini_batches_of_any_size_a_rank_loads_what_it_needs_and_one_sample():
+    read = []
+
+    class Pairs(TensorDataset):
+        def __getitem__(self, index):
+            read.append(index)
+            x, y = super().__getitem__(index)
+            return (x, y) if index < 4 else (x[:, :8, :8], y)
+
+    def rows(batch):
+        return batch.feed("x", Box.of([(2, 4), *((0, n) for n in batch.shapes[0][1:])])).shape
+
+    x, y = cases.images(8)
+    graph = capture(nn.Conv2d(3, 2, 1).double(), {"input": x[:4]}, check=False)
+    graph = replace(graph, layers=tuple(replace(la, name="x") for la in graph.inputs))
+    second = Reader(graph, lambda x, y: [x], lambda shapes: [2, 3], (tuple(x[:4].shape),))
+    source = Source(Pairs(x, y), 4, varying_sizes=True)
+    found = [(batch.samples, batch.shapes[0][2:], rows(batch)[0]) for batch in source.batches(second)]
+    assert found == [(4, tuple(x.shape[2:]), 2), (4, (8, 8), 2)]
+    assert read == [0, 2, 3, 4, 6, 7]
+    idle = replace(second, positions=lambda shapes: [])
+    read.clear()
+    assert [batch.shapes[0][2:] for batch in source.batches(idle)] == [tuple(x.shape[2:]), (8, 8)]
+    assert read == [0, 4]
 
 
 def test_what_fit_cannot_use_is_said():

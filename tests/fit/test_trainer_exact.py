@@ -70,6 +70,11 @@ def test_a_ratio_of_sums_is_that_of_all_replicas(plan, ranks, loss):
     assert worst(cases.segmenter, cases.masks, plan, batches, loss, ranks=ranks) < BOUND
 
 
+def test_a_ratio_of_sums_may_scatter_its_targets():
+    args = (cases.segmenter, cases.masks, "data=2", ((4, 10), (3, 9)), cases.scattered_dice)
+    assert worst(*args, ranks=2) < BOUND
+
+
 def test_a_ratio_of_sums_of_each_micro_batch_is_that_of_all_its_replicas():
     plan, batches = "data=2 stages=2 micro_batches=2", ((4, 10), (3, 9))
     args = (cases.segmenter, cases.masks, plan, batches, cases.batch_dice, {"loss_mean": "micro-batch"})

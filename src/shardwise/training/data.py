@@ -72,7 +72,7 @@ class Source:
         collate: makes a mini-batch of a list of samples.
         workers: processes that load samples for this rank.
         varying_sizes: whether sizes differ between mini-batches; then every rank loads at least one sample
-            of each, to know them.
+            of each, to know them, and all of them if `collate` decides on sizes or `workers` load ahead.
     """
 
     data: Any
@@ -134,6 +134,9 @@ class Source:
             order = torch.randperm(len(order), generator=generator).tolist()
         lists = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
         lists = lists[: len(self)]
+        if self.varying_sizes and not everything and self._can_probe:
+            yield from self._probed(reader, lists)
+            return
         wanted = [self._wanted(reader, len(batch), everything) for batch in lists]
         loader: Iterable[Any] = DataLoader(
             _Picked(self.data, self.collate),
@@ -143,6 +146,22 @@ class Source:
             collate_fn=_as_it_is,
         )
         for batch, chosen, loaded in zip(lists, wanted, loader, strict=True):
+            yield self._batch(reader, len(batch), chosen, loaded)
+
+    @property
+    def _can_probe(self) -> bool:
+        """Tell whether one sample shows the sizes of a mini-batch, and nothing is loaded ahead."""
+        return self.collate is default_collate and not self.workers
+
+    def _probed(self, reader: Reader, lists: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        """Load one sample of each mini-batch to know its sizes, then what this rank needs of it."""
+        for batch in lists:
+            probe = self.data[batch[0]]
+            tensors = reader.flatten(*self.collate([probe]))
+            shapes = resized(tuple(tuple(t.shape) for t in tensors), len(batch))
+            # A rank that needs no sample still has to know the sizes.
+            chosen = sorted(reader.positions(shapes)) or [0]
+            loaded = self.collate([self.data[batch[p]] if p else probe for p in chosen])
             yield self._batch(reader, len(batch), chosen, loaded)
 
     def _wanted(self, reader: Reader, samples: int, everything: bool) -> list[int]:

@@ -20,8 +20,8 @@ _KEEP = frozenset(
     {"neg", "to", "float", "double", "half", "bfloat16", "clone", "contiguous", "identity", "positive"}
     | {"detach", "reshape", "squeeze", "unsqueeze", "view", "flatten", "type_as", "type", "alias"}
 )
-_OPAQUE_BY_SAMPLE = frozenset({"one_hot"})
-"""Functions that no split enters, but that treat every sample alone."""
+_ALONG = frozenset({"scatter", "scatter_", "scatter_add", "scatter_add_", "gather", "take_along_dim"})
+"""Functions that no split enters, but that treat every sample alone along any dimension but the first."""
 _SCALE = frozenset({"mul", "div", "rmul"})
 _ADD = frozenset({"add", "sub", "radd", "rsub"})
 
@@ -73,13 +73,21 @@ def of_samples(layer: Layer, batch: int) -> str:
     """Tell what a layer makes of values per sample: values per sample again, their sum, mean or neither."""
     if layer.kind is Kind.LOSS:
         return SAMPLES if layer.attributes.get("reduction") == "none" else MEAN
-    if layer.op in _OPAQUE_BY_SAMPLE:
+    if _opaque_by_sample(layer) and layer.shape[0] % batch == 0:
         return SAMPLES
     first = next(o for o in layer.operands if o.origin is Source.VALUE)
     if layer.op in ("mean", "sum") and 0 in layer.attributes["dims"]:
         return MEAN if layer.op == "mean" else SUM
     follows = bool(first.access) and first.access[0].out == 0
     return SAMPLES if follows and layer.shape and layer.shape[0] % batch == 0 else OTHER
+
+
+def _opaque_by_sample(layer: Layer) -> bool:
+    """Tell whether a function that no split enters treats every sample alone."""
+    if layer.op not in _ALONG or layer.call is None:
+        return layer.op == "one_hot"
+    dim = layer.call.kwargs.get("dim", next((a for a in layer.call.args if isinstance(a, int)), 0))
+    return bool(dim % len(layer.shape))
 
 
 def _scaled(layer: Layer, twice: Layer, kind: str) -> str:
