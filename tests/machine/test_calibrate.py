@@ -6,15 +6,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from shardwise.graph import capture
 from shardwise.machine import Machine
 from shardwise.oracle import Direction, Roofline, Task
 from shardwise.oracle.moves import move_of
 from shardwise.oracle.price import price_stage
 from shardwise.oracle.profile import Profile
+from shardwise.plan import Plan
 from shardwise.program import Regrid
+from shardwise.program.lowered import lower
 from shardwise.runtime.calibrate import calibrate, profile_kernels
+from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.device import time_device
 from shardwise.runtime.calibrate.network import measure_network, rising
+from shardwise.runtime.calibrate.replay import Replay
+from shardwise.runtime.calibrate.values import stored
+from shardwise.runtime.in_place import rectify
+from shardwise.runtime.stage import BoundStage
+from shardwise.runtime.wire import LoneWire, Wires
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "oracle"))
 from oracle_cases import machine, stage
@@ -50,6 +59,34 @@ def test_a_short_calibration_gives_a_usable_machine(tmp_path):
     assert here.assumed(["device.memory_bandwidth", "tiers.node.point_to_point.table"]) == ()
     assert all(0 < y <= 1 for curve in here.device.efficiency.values() for _, y in curve.points)
     assert here.with_transport("gloo").tier((0, 1)).transport == "gloo"
+
+
+def test_replayed_operations_overwrite_what_the_runtime_overwrites():
+    """Rectified in place behind a norm, as in a step; where a second reader comes, not."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.BatchNorm2d(4)
+            self.last = torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            y = self.last(torch.relu(self.norm(self.conv(x))))
+            return y + torch.relu(y)
+
+    graph = capture(Net(), torch.zeros(2, 3, 8, 8), training=True, check=False)
+    program = lower(graph, Plan()).stage(0, 0, 0)
+    chain = Chain.whole(program, 0)
+    bound = BoundStage(program, 0, stored(chain), Wires(*[LoneWire()] * 3), torch.device("cpu"))
+    run = [call[0] is rectify for step in bound.steps for call in step.calls]
+    replay = Replay(chain, 0.0)
+    assert [item.run is rectify for item in replay.items] == run
+    assert [op.layer.op for op, there in zip(program.ops, run, strict=True) if there] == ["relu"]
+    replay.prepare()
+    times = {}
+    replay.round(times)
+    assert replay.refused == {}
+    assert {direction for key, direction in times if key.startswith("relu")} == {"forward", "backward_input"}
 
 
 def test_kernels_of_a_program_are_measured_on_busy_ranks():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from shardwise.program import Compute, Held, Normalise, Op, Regrid
+from shardwise.program import Compute, Held, Normalise, Op, Regrid, StageProgram
 
 Group = list[Compute] | Regrid | Normalise
 
@@ -41,6 +41,16 @@ def reads_of(group: Group) -> set[str]:
     if isinstance(group, Normalise):
         return {group.reads[0].slot}
     return {held.slot for op in group for held in op.reads if not is_stored(op, held)}
+
+
+def read_behind(groups: Sequence[Group], program: StageProgram) -> list[set[str]]:
+    """Return for each group of a stage the slots that are read behind it, by later groups or other stages."""
+    later = {held.slot for held in program.departures.values()}
+    result: list[set[str]] = []
+    for group in reversed(groups):
+        result.append(set(later))
+        later |= reads_of(group)
+    return result[::-1]
 
 
 def parameters_of(group: Group) -> list[str]:

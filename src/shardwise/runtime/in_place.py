@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwise.program import Compute
+from shardwise.program import Compute, StageProgram
+from shardwise.runtime.grouping import grouped, read_behind
 
 # They make a tensor of their own, and their backward never reads it.
 _MAKERS = ("conv", "batch_norm", "add", "linear")
@@ -40,6 +41,18 @@ def rectified_in_place(ops: Sequence[Compute], rank: int, outside: Collection[st
         and op.reads[0].slot not in outside
         and op.reads[0].stored(rank) == op.makes.layout.box(rank)
     }
+
+
+def overwriting(program: StageProgram, rank: int) -> set[int]:
+    """Return the positions of all operations of a stage that overwrite what they read."""
+    groups = grouped(program.ops)
+    found: set[int] = set()
+    first = 0
+    for group, outside in zip(groups, read_behind(groups, program), strict=True):
+        if isinstance(group, list):
+            found |= {first + i for i in rectified_in_place(group, rank, outside)}
+        first += len(group) if isinstance(group, list) else 1
+    return found
 
 
 def rectify(tensors: Sequence[Any]) -> Tensor:

@@ -23,7 +23,15 @@ from torch import Tensor
 from shardwise.program import Compute, Regrid, StageProgram
 from shardwise.runtime.communications import Exchanged, Normalised
 from shardwise.runtime.flow import Flow, Slots, Step, Tape, add_gradient
-from shardwise.runtime.grouping import Group, grouped, last_uses, parameters_of, put_off, reads_of
+from shardwise.runtime.grouping import (
+    Group,
+    grouped,
+    last_uses,
+    parameters_of,
+    put_off,
+    read_behind,
+    reads_of,
+)
 from shardwise.runtime.interior import interior_of
 from shardwise.runtime.overlap import Overlap
 from shardwise.runtime.rules import Surroundings
@@ -53,12 +61,7 @@ class BoundStage:
         groups = grouped(program.ops)
         self.moved = {group.source.slot for group in groups if isinstance(group, Regrid)}
         reads = [reads_of(group) for group in groups]
-        later = {held.slot for held in program.departures.values()}
-        outside: list[set[str]] = []
-        for names in reversed(reads):
-            outside.append(set(later))
-            later |= names
-        outside.reverse()
+        outside = read_behind(groups, program)
         self.overlap = overlap or Overlap()
         waits = put_off(groups) if self.overlap.backward and program.width > 1 else [None] * len(groups)
         for i, group in enumerate(groups):

@@ -12,6 +12,7 @@ from shardwise.oracle.kernels import Task
 from shardwise.oracle.moves import Move, joins, move_of, sum_of
 from shardwise.oracle.profile import Profile, key_of
 from shardwise.program import Compute, Normalise, Op, Regrid, StageProgram
+from shardwise.runtime.in_place import overwriting
 from shardwise.runtime.rules import bind
 
 # Something before a computation, so that caches are as they are in a step.
@@ -27,17 +28,20 @@ class Chain:
         rank: position in the group.
         ops: what is executed and timed.
         again: for each of them, which of its reads get a second gradient in the whole stage.
+        overwrites: positions of those that overwrite what they read, as in the whole stage.
     """
 
     program: StageProgram
     rank: int
     ops: tuple[Op, ...]
     again: tuple[tuple[int, ...], ...]
+    overwrites: frozenset[int] = frozenset()
 
     @staticmethod
     def whole(program: StageProgram, rank: int) -> Chain:
         """Return all operations of a rank."""
-        return Chain(program, rank, program.ops, _again(program))
+        overwrites = frozenset(overwriting(program, rank))
+        return Chain(program, rank, program.ops, _again(program), overwrites)
 
     def keys(self) -> dict[str, Task | Move]:
         """Return everything that a run of the chain measures."""
@@ -95,17 +99,19 @@ def chains_of(programs: Iterable[StageProgram], profile: Profile) -> tuple[list[
             if not absent:
                 continue
             window = range(max(0, absent[0] - _LEAD), absent[-1] + 1)
-            chosen: list[tuple[Op, tuple[int, ...]]] = []
+            overwrites = overwriting(program, rank)
+            chosen: list[tuple[Op, tuple[int, ...], bool]] = []
             for i in window:
                 sent, reason = _portable(program.ops[i], rank)
                 if sent is None:
                     refused |= dict.fromkeys(keys[i], reason)
                 else:
-                    chosen.append((sent, again[i]))
+                    chosen.append((sent, again[i], i in overwrites))
                 planned |= set(keys[i])
             bare = dataclasses.replace(program, ops=(), frozen=frozenset())
-            ops, seconds = tuple(op for op, _ in chosen), tuple(second for _, second in chosen)
-            result.append(Chain(bare, rank, ops, seconds))
+            ops, seconds = tuple(op for op, _, _ in chosen), tuple(second for _, second, _ in chosen)
+            places = frozenset(i for i, (_, _, overwrites_it) in enumerate(chosen) if overwrites_it)
+            result.append(Chain(bare, rank, ops, seconds, places))
     return result, refused
 
 

@@ -23,6 +23,7 @@ from shardwise.program import Compute, Normalise, Op, Regrid
 from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.clock import clock
 from shardwise.runtime.calibrate.values import SMALL, seed, stored
+from shardwise.runtime.in_place import rectify
 from shardwise.runtime.regrid import bind_regrid
 from shardwise.runtime.rules import bind
 from shardwise.runtime.shared_norm import bind_norm
@@ -64,11 +65,11 @@ class Replay:
         self.tensors = stored(chain)
         wire = _Hollow()
         wires = Wires(wire, wire, wire)
-        self.items = [self._item(op, wires) for op in chain.ops]
+        self.items = [self._item(i, op, wires) for i, op in enumerate(chain.ops)]
         self.last: dict[str, int] = {}
         self.marks = False
 
-    def _item(self, op: Op, wires: Wires) -> _Item:
+    def _item(self, index: int, op: Op, wires: Wires) -> _Item:
         rank = self.rank
         if isinstance(op, Regrid):
             dtype = getattr(torch, op.makes.spec.dtype)
@@ -82,7 +83,7 @@ class Replay:
         if isinstance(op, Normalise):
             norm = bind_norm(op, rank, wires, self.tensors)
             return _Item(op, key, norm.forward, norm.backward, key)
-        return _Item(op, key, bind(op, rank), None, key)
+        return _Item(op, key, rectify if index in self.chain.overwrites else bind(op, rank), None, key)
 
     def prepare(self) -> None:
         """Go through the chain once, untimed; leave out what rejects made-up operands."""
@@ -160,12 +161,15 @@ class Replay:
         return leaves, edge, tuple(out.shape), out.dtype
 
     def _enter(self, op: Compute, operands: list[Tensor]) -> tuple[list[Tensor], dict[int, Tensor]]:
-        """Let values enter the graph without being kept by it, as the runtime does."""
+        """Let values enter the graph without being kept by it, as the runtime does.
+
+        No view as there, because autograd refuses to overwrite views of what it differentiates for.
+        """
         local, leaves = list(operands), {}
         for i, (operand, held) in enumerate(zip(op.layer.operands, op.reads, strict=True)):
             if operand.origin is Source.VALUE and held.grad and operands[i].is_floating_point():
                 leaf = leaves[i] = operands[i].detach().requires_grad_()
-                local[i] = leaf.view_as(leaf)
+                local[i] = torch.ops.aten._unsafe_view.default(leaf, leaf.shape)
                 leaf.data = leaf.new_empty(()).expand(leaf.shape)
         return local, leaves
 
