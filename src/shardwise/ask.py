@@ -8,6 +8,7 @@ is then still missing is scaled from similar shapes and flagged in the predictio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from shardwise.graph import Graph, Kind
@@ -95,30 +96,26 @@ def search(
     """
     where, samples = Machine.load(machine), batch or graph.batch
     counts = (ranks,) if isinstance(ranks, int) else tuple(ranks)
-
-    def ranked(times: KernelTimes | None, count: int) -> Ranking:
-        return over_ranks(
-            graph,
-            where,
-            counts,
-            batch,
-            memory=memory,
-            objective=objective,
-            keep=count,
-            kernels=times,
-            optimizer_slots=optimizer_slots,
-            exact=exact,
-            all_ranks=all_ranks,
-            refuse=refuse,
-        )
-
+    ranked = partial(
+        over_ranks,
+        graph,
+        where,
+        counts,
+        batch,
+        memory=memory,
+        objective=objective,
+        optimizer_slots=optimizer_slots,
+        exact=exact,
+        all_ranks=all_ranks,
+        refuse=refuse,
+    )
     times = kernels if kernels is not None else profiled(graph, where, (), samples, 0.0)
     if kernels is None and profile_seconds > 0 and is_here(where):
         wanted = _usable((p for n in counts for p in usual_plans(graph, n)), graph, samples)
         for _ in range(_ROUNDS):
-            wanted += [entry.plan for entry in ranked(times, _PROFILED)]
+            wanted += [entry.plan for entry in ranked(kernels=times, keep=_PROFILED)]
             times = profiled(graph, where, wanted, samples, profile_seconds / _ROUNDS)
-    return ranked(times, keep)
+    return ranked(kernels=times, keep=keep)
 
 
 def profiled(
