@@ -182,16 +182,19 @@ class _Simulation:
             if rank not in here:
                 here[rank] = clock
                 self.worked[event.key, rank] = clock - self.ranks[rank].met
-                self._wake(event.key)
-            if all(peer in here for peer in event.peers):
-                there = (rank, *event.peers)
-                late = self.jitter * min(self.worked[event.key, r] for r in there) if self.jitter else 0.0
-                return max(here[r] for r in there) + late
-        elif event.kind in (Kind.RECEIVE, Kind.WAIT):
-            if event.key in self.mail:
-                return max(clock, self.mail[event.key])
-        else:
+                self._wake((event.key, rank))
+            if not all(map(here.__contains__, event.peers)):
+                # Wait for one of those that are missing: wide groups would wake each other for nothing.
+                missing = next(peer for peer in event.peers if peer not in here)
+                self.blocked.setdefault((event.key, missing), []).append(rank)
+                return None
+            there = (rank, *event.peers)
+            late = self.jitter * min(self.worked[event.key, r] for r in there) if self.jitter else 0.0
+            return max(map(here.__getitem__, there)) + late
+        if event.kind is not Kind.RECEIVE and event.kind is not Kind.WAIT:
             return clock
+        if event.key in self.mail:
+            return max(clock, self.mail[event.key])
         self.blocked.setdefault(event.key, []).append(rank)
         return None
 
@@ -210,7 +213,7 @@ class _Simulation:
         elif event.kind is Kind.LAUNCH:
             here = self.arrived.setdefault(event.key, {})
             here[rank] = end
-            if all(peer in here for peer in event.peers):
+            if all(map(here.__contains__, event.peers)):
                 self.mail[event.key] = max(here.values()) + event.flight
                 self._wake(event.key)
 

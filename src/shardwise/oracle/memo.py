@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.graph import Layer
-from shardwise.oracle.kernels import Direction, Estimate, KernelTimes, Task
+from shardwise.oracle.kernels import Direction, Estimate, KernelTimes, Roofline, Task
 from shardwise.oracle.moves import Move
 
 
@@ -28,6 +28,9 @@ class Memo:
 
     def moving(self, move: Move) -> Estimate:
         """Return the time of copies and additions around communications."""
+        if isinstance(self.kernels, Roofline):
+            # A division, sooner done than looked up.
+            return self.kernels.moving(move)
         found = self._known.get((move.key,))
         if found is None:
             found = self._known[move.key,] = self.kernels.moving(move)

@@ -247,6 +247,6 @@ def _buffers(program: StageProgram, rank: int) -> int:
     for op in program.ops:
         if isinstance(op, Regrid):
             itemsize = op.makes.spec.itemsize
-            travels = [m for m in op.messages if m.source != m.target and rank in (m.source, m.target)]
+            travels = [m for m in op.messages_of(rank) if m.source != m.target]
             total += 2 * sum(m.box.size for m in travels) * itemsize
     return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from shardwise.geometry import Box
 from shardwise.program import Op, Regrid
@@ -11,48 +12,47 @@ from shardwise.program import Op, Regrid
 REGRID, SUM = "regrid", "sum"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Move:
-    """Copies or additions of one rank; `key` is equal for those that touch the same shapes.
+    """Copies or additions of one rank.
 
     Args:
         kind: `regrid` (packing, unpacking, copying what stays) or `sum` (adding one tensor to another).
-        key: kind, dtype and shapes.
         nbytes: what is read and written.
+        touches: words, and shapes of what is touched.
         shape, dtype: of a sum.
     """
 
     kind: str
-    key: str
     nbytes: float
+    touches: tuple[str | tuple[tuple[int, ...], ...], ...]
     shape: tuple[int, ...] = ()
     dtype: str = ""
+
+    @cached_property
+    def key(self) -> str:
+        """Return a text that is equal for moves that touch the same shapes in the same way."""
+        words = (what if isinstance(what, str) else ",".join(map(_text, what)) for what in self.touches)
+        return f"{self.kind} {' '.join(words)}"
 
 
 def move_of(op: Regrid, rank: int, *, back: bool = False) -> Move:
     """Return what a rank copies in a regrid, or in its adjoint; messages themselves are not in it."""
     itemsize, dtype = op.makes.spec.itemsize, op.makes.spec.dtype
-    if is_sum(op):
+    if op.is_sum:
         shape = op.makes.layout.box(rank).shape
-        return Move(REGRID, f"regrid {dtype} all {_text(shape)}", 2 * op.makes.spec.nbytes)
+        return Move(REGRID, 2 * op.makes.spec.nbytes, (dtype, "all", (shape,)))
     held, wanted = op.source.layout.box(rank), op.makes.stored(rank)
     there, here = (held, wanted) if back else (wanted, held)
     parts: dict[str, list[Box]] = {"stay": [], "out": [], "in": []}
-    for m in op.messages:
-        if rank in (m.source, m.target):
-            name = "stay" if m.source == m.target else "out" if (m.source == rank) != back else "in"
-            parts[name].append(m.box)
-    text = " ".join(f"{name} {','.join(_text(b.shape) for b in boxes)}" for name, boxes in parts.items())
-    word = "back " if back else ""
+    for m in op.messages_of(rank):
+        name = "stay" if m.source == m.target else "out" if (m.source == rank) != back else "in"
+        parts[name].append(m.box)
+    shapes = [what for name, boxes in parts.items() for what in (name, tuple(b.shape for b in boxes))]
     travelling = sum(b.size for name in ("out", "in") for b in parts[name])
     nbytes = 2 * (there.size + travelling) * itemsize
-    return Move(REGRID, f"regrid {word}{dtype} {_text(here.shape)} {_text(there.shape)} {text}", nbytes)
-
-
-def is_sum(op: Regrid) -> bool:
-    """Tell whether the runtime carries a regrid out as one collective on a copy."""
-    src, dst = op.source.layout, op.makes.layout
-    return src.ranks == dst.ranks and src.partial and dst.is_whole and src.as_partial(False).is_whole
+    first = f"back {dtype}" if back else dtype
+    return Move(REGRID, nbytes, (first, (here.shape,), (there.shape,), *shapes))
 
 
 def sum_of(shape: Sequence[int], dtype: str, itemsize: int) -> Move:
@@ -60,7 +60,7 @@ def sum_of(shape: Sequence[int], dtype: str, itemsize: int) -> Move:
     count = 1
     for extent in shape:
         count *= extent
-    return Move(SUM, f"sum {dtype} {_text(shape)}", 3 * count * itemsize, tuple(shape), dtype)
+    return Move(SUM, 3 * count * itemsize, (dtype, (tuple(shape),)), tuple(shape), dtype)
 
 
 def joins(ops: Sequence[Op], departures: set[str]) -> list[tuple[int, ...]]:

@@ -12,7 +12,7 @@ from shardwise.geometry import Message
 from shardwise.machine import Machine, Tier
 from shardwise.oracle.events import Event, Kind
 from shardwise.oracle.kernels import WEIGHTED, Direction, KernelTimes, Task
-from shardwise.oracle.moves import Move, is_sum, joins, move_of, sum_of
+from shardwise.oracle.moves import Move, joins, move_of, sum_of
 from shardwise.oracle.segments import Events, Segment, cut_backward, last_uses, merged
 from shardwise.program import Compute, Normalise, Op, Regrid, StageProgram
 
@@ -222,11 +222,11 @@ class _Pricer:
 
     def _regrid(self, op: Regrid, rank: int, index: int) -> tuple[Events, Events]:
         itemsize, name = op.makes.spec.itemsize, op.why or op.makes.value
-        if is_sum(op):
+        if op.is_sum:
             # The runtime carries this regular case out as one collective on a copy.
             peers, seconds = self.ranks, self._all_reduce(self.ranks, op.makes.spec.nbytes)
         else:
-            peers, seconds = self._exchange(op.messages, rank, itemsize)
+            peers, seconds = self._exchange(op.messages_of(rank), rank, itemsize)
         there = seconds + self._moving(move_of(op, rank))
         back = seconds + self._moving(move_of(op, rank, back=True))
         if self.again[index]:
@@ -242,7 +242,7 @@ class _Pricer:
         """Return with whom a rank exchanges and for how long: one parcel per peer, both ways at once."""
         traffic: dict[int, list[int]] = {}
         for message in messages:
-            if message.source == message.target or rank not in (message.source, message.target):
+            if message.source == message.target:
                 continue
             peer = message.target if message.source == rank else message.source
             sent = traffic.setdefault(peer, [0, 0])

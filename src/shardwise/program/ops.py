@@ -7,7 +7,9 @@ rank because there is only one list.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from shardwise.geometry import Box, Layout, Message, Range
 from shardwise.graph import Layer, TensorSpec
@@ -53,7 +55,7 @@ class Compute:
     makes: Held
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Regrid:
     """Move a tensor of the group from one layout to another."""
 
@@ -61,6 +63,25 @@ class Regrid:
     makes: Held
     messages: tuple[Message, ...]
     why: str = ""
+
+    def messages_of(self, rank: int) -> Sequence[Message]:
+        """Return the messages that a rank sends or receives, those to itself included, in their order."""
+        return self._by_rank.get(rank, ())
+
+    @cached_property
+    def is_sum(self) -> bool:
+        """Tell whether every rank gets the sum of what all of them hold, which one collective does."""
+        src, dst = self.source.layout, self.makes.layout
+        return src.ranks == dst.ranks and src.partial and dst.is_whole and src.as_partial(False).is_whole
+
+    @cached_property
+    def _by_rank(self) -> dict[int, list[Message]]:
+        """Sort the messages once: wide groups have thousands of them, and every rank asks for its own."""
+        result: dict[int, list[Message]] = {}
+        for message in self.messages:
+            for rank in {message.source, message.target}:
+                result.setdefault(rank, []).append(message)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
