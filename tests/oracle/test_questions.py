@@ -9,15 +9,24 @@ from oracle_cases import Fixed, machine, small_graph
 from torch import nn
 
 import shardwise as sw
+from shardwise.commands.subject import build_model, training_graph
 from shardwise.graph import capture
 from shardwise.machine import Link, Tier
 from shardwise.oracle import Oracle
-from shardwise.oracle.questions import fewest_ranks, largest_batch, largest_image, over_ranks, resized
+from shardwise.oracle.questions import (
+    _most,
+    fewest_ranks,
+    largest_batch,
+    largest_image,
+    over_ranks,
+    resized,
+)
 from shardwise.oracle.scaling import scaling
 from shardwise.oracle.search import search
+from shardwise.oracle.search.room import Room
 from shardwise.oracle.settle import layer_seconds, settle
 from shardwise.oracle.strategies import STRATEGIES, family, strategy_of
-from shardwise.plan import Plan
+from shardwise.plan import Plan, choose_cuts, stage_layers
 from shardwise.program.choices import HALOS
 
 SLOW, FAST = Tier("node", 0, Link(1.0, 1e12)), Tier("node", 0, Link(1e-9, 1e15))
@@ -64,6 +73,36 @@ def test_stages_are_cut_where_the_priced_seconds_say(chain):
     assert str(found.plan.replace(cuts=())) in found.reasons[0]
 
 
+# Milliseconds of ResNet-50 at 96 pixels, 4 samples, forwards and backwards on one core of a server.
+MEASURED = {
+    **dict.fromkeys(["conv1", "bn1", "maxpool"], 4.0),
+    **dict.fromkeys(["layer1.0", "layer1.1", "layer1.2"], 22.3),
+    "layer2.0": 37.3,
+    **dict.fromkeys(["layer2.1", "layer2.2", "layer2.3"], 18.6),
+    "layer3.0": 38.4,
+    **dict.fromkeys(["layer3.1", "layer3.2", "layer3.3", "layer3.4", "layer3.5"], 23.6),
+    **dict.fromkeys(["layer4.0", "layer4.1", "layer4.2"], 82.8),
+    "fc": 4.7,
+}
+
+
+def test_stages_cut_without_a_machine_are_balanced_where_weights_outweigh_pixels():
+    net = training_graph(build_model("resnet50"), (3, 96, 96), 4)
+
+    def share(cuts):
+        sums = [0.0] * 4
+        for stage, layers in enumerate(stage_layers(net, cuts)):
+            for la in layers:
+                block = ".".join(la.name.split(".")[: 2 if la.name.startswith("layer") else 1])
+                flops = sum(x.forward_flops + 1 for x in net if x.name.startswith(block))
+                sums[stage] += MEASURED.get(block, 0.0) * (la.forward_flops + 1) / flops
+        return max(sums) / sum(sums)
+
+    plan = Plan.parse("stages=4")
+    assert share(choose_cuts(net, plan, cost=lambda la: la.forward_flops + la.backward_flops)) > 0.45
+    assert share(choose_cuts(net, plan)) < 0.38
+
+
 def test_what_a_plan_says_itself_is_kept(chain):
     oracle = Oracle(chain, machine(tiers=(SLOW,)), Fixed())
     plan = f"stages=2 spatial=2x1 halo=layer tail=replicate cuts={chain.layers[2].name}"
@@ -92,6 +131,32 @@ def test_the_largest_batch_and_image_grow_with_memory():
     assert small % 4 == 0
     with pytest.raises(ValueError, match="not even one sample"):
         largest_batch(graph, sized(1.0), 2, **asking)
+
+
+@pytest.mark.parametrize(("fixed", "each", "power"), [(0, 3, 2), (5e4, 0.7, 2), (2e5, 1, 3), (9e4, 400, 1)])
+def test_the_largest_number_that_fits_is_guessed_from_bytes(fixed, each, power):
+    asked = []
+
+    def need(n):
+        asked.append(n)
+        return fixed + each * (-(-n // 4) * 4) ** power, 1e6
+
+    found = _most(need, 7, 4096, power, "nothing fits")
+    assert len(asked) <= 14
+    assert need(found)[0] <= 1e6 < need(found + 1)[0]
+    with pytest.raises(ValueError, match="nothing fits"):
+        _most(lambda n: (2e6, 1e6), 7, 4096, power, "nothing fits")
+
+
+def test_the_least_bytes_are_those_that_just_fit():
+    graph = small_graph()
+    least, hopeless = Room(graph, machine()).least(2, 4)
+    assert hopeless == set()
+    assert Room(graph, machine(), memory=1.0001 * least).fits(2, 4)
+    assert not Room(graph, machine(), memory=0.9999 * least).fits(2, 4)
+    below, _ = Room(graph, machine(), memory=1.0).least(2, 4)
+    assert 1.0 < below <= least
+    assert Room(graph, machine(), memory=1.0).least(2, 4)[1]
 
 
 def test_images_keep_their_ratio_and_targets_follow():

@@ -65,12 +65,12 @@ class Graph:
                 result[source].append(layer.name)
         return {name: tuple(readers) for name, readers in result.items()}
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Layer, ...]:
         """Return the layers that stand for the model's inputs, in the order of its arguments."""
         return tuple(layer for layer in self.layers if layer.kind is Kind.INPUT)
 
-    @property
+    @cached_property
     def shapes(self) -> Shapes:
         """Return the input shapes that this graph is for."""
         return tuple(layer.shape for layer in self.inputs)

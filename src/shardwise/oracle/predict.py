@@ -27,6 +27,7 @@ from shardwise.program.lowered import Lowered, lower
 # Machines without a spread of their own still deserve an interval.
 _UNKNOWN = 0.05
 _MOST_ORACLES = 8
+_MOST_WALKS = 8
 
 
 class Oracle:
@@ -54,6 +55,7 @@ class Oracle:
         self._programs: dict[tuple[object, ...], StageProgram] = {}
         self._crowds: dict[int, tuple[Machine, dict[tuple[object, ...], StagePrice]]] = {}
         self._sizes: dict[tuple[int, int], Footprint] = {}
+        self._walks: OrderedDict[tuple[Plan, int, int], Walk] = OrderedDict()
 
     def at(self, batch: int) -> Graph:
         """Return the network for a mini-batch of so many samples."""
@@ -90,7 +92,18 @@ class Oracle:
         return self._programs[key]
 
     def walk(self, plan: Plan, batch: int, *, replicas: int | None = None) -> Walk:
-        """Return the priced step of a plan."""
+        """Return the priced step of a plan; those that were asked for last are kept."""
+        count = replicas if replicas is not None else self.simulated_replicas(plan)
+        key = (plan, batch, count)
+        if key not in self._walks:
+            self._walks[key] = self._walk(plan, batch, count)
+        self._walks.move_to_end(key)
+        if len(self._walks) > _MOST_WALKS:
+            self._walks.popitem(last=False)
+        return self._walks[key]
+
+    def _walk(self, plan: Plan, batch: int, replicas: int) -> Walk:
+        check(plan, self.at(batch), batch=batch)
         step = self.lowered(plan, batch)
         known: dict[tuple[int, int, int], StageProgram] = {}
 
@@ -100,9 +113,8 @@ class Oracle:
                 known[key] = self.stage(step, *key)
             return known[key]
 
-        count = replicas if replicas is not None else self.simulated_replicas(plan)
         machine, prices = self._crowded(plan)
-        return Walk(step, machine, self.kernels, count, stage_of, prices, self._sizes)
+        return Walk(step, machine, self.kernels, replicas, stage_of, prices, self._sizes)
 
     def ranks_per_node(self, ranks: int) -> int:
         """Return how many ranks share a node's cores."""
@@ -129,7 +141,6 @@ class Oracle:
 
     def quick(self, plan: Plan, batch: int) -> tuple[float, float]:
         """Return the step's seconds and the bytes of the fullest rank, and nothing else."""
-        check(plan, self.at(batch), batch=batch)
         walk = self.walk(plan, batch)
         spans = self._simulate(walk.events(), plan)
         memory = (sum(m.values()) for m in self._memory(walk))
@@ -158,7 +169,6 @@ class Oracle:
         plan = Plan.parse(plan)
         machine, _ = self._crowded(plan)
         samples = batch or self.graph.batch
-        check(plan, self.at(samples), batch=samples)
         walk = self.walk(plan, samples)
         lists = walk.events()
         cores = machine.node.cores if machine.device.host else 0

@@ -9,6 +9,7 @@ few ranks these are simulated event by event before they are shown, which has th
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from shardwise.graph import Graph
 from shardwise.machine import Machine
 from shardwise.oracle.search import Counts, Ranking, search
 from shardwise.oracle.search.ranking import front_of
-from shardwise.oracle.search.room import Room
+from shardwise.oracle.search.room import Family, Room
 from shardwise.oracle.search.search import EXACT_RANKS
 
 Search = Callable[..., Ranking]
@@ -132,20 +133,35 @@ def largest_image(
     """Return the largest side of an image that fits, a multiple of `step`; other sides keep their ratio."""
 
     samples = batch or graph.batch
+    image = len(graph.shapes[0][2:])
+    hopeless: dict[Family, int] = {}
 
-    def fits(count: int) -> bool:
-        return _room(resized(graph, count * step), machine, ranks, asking).fits(ranks, samples)
+    def need(count: int) -> tuple[float, float]:
+        # With as many samples as ranks the network is not followed once more for them.
+        larger = resized(graph, count * step, max(graph.batch, ranks))
+        room = _room(larger, machine, ranks, asking)
+        # What is too large for smaller images is too large for these.
+        known = {family for family, since in hopeless.items() if since <= count}
+        nbytes, found = room.least(ranks, samples, known)
+        hopeless.update((family, min(count, hopeless.get(family, count))) for family in found)
+        return nbytes, room.limit
 
     begin = max(1, graph.shapes[0][2] // step) if graph.shapes[0][2:] else 1
     found, ranking = _confirmed(
-        _largest(fits, begin, most // step, f"not even {step} pixels fit on {ranks} ranks"),
+        _most(need, begin, most // step, image, f"not even {step} pixels fit on {ranks} ranks"),
         lambda count: _ranked(ask, resized(graph, count * step), machine, ranks, batch, asking),
     )
     return Answer("largest image that fits, first side in pixels", step * found, ranking)
 
 
-def resized(graph: Graph, side: int) -> Graph:
-    """Return the network for images whose first side has so many pixels; targets of that size follow."""
+def resized(graph: Graph, side: int, batch: int | None = None) -> Graph:
+    """Return the network for images whose first side has so many pixels; targets of that size follow.
+
+    Args:
+        graph: the network.
+        side: pixels of the first side; others keep their ratio to it.
+        batch: samples; default: as many as before.
+    """
     image = graph.shapes[0][2:]
     if not image:
         raise ValueError("image: the network's first input has no spatial dimensions to change")
@@ -158,7 +174,7 @@ def resized(graph: Graph, side: int) -> Graph:
             shapes.append((shape[0], *sizes))
         else:
             shapes.append(shape)
-    return graph.at(*shapes)
+    return graph.at(*((batch or shape[0], *shape[1:]) for shape in shapes))
 
 
 def _room(graph: Graph, machine: Machine | str, ranks: int, asking: dict[str, Any]) -> Room:
@@ -210,6 +226,38 @@ def _largest(good: Callable[[int], bool], begin: int, most: int, reason: str) ->
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
+
+def _most(need: Callable[[int], tuple[float, float]], begin: int, most: int, power: int, reason: str) -> int:
+    """Return the largest number up to `most` that fits, where bytes grow about with a power of it.
+
+    Each guess lies on the line through what the last numbers needed, so that few are enough; every third one
+    halves the interval, whatever the bytes do.
+
+    Args:
+        need: returns the bytes that a number needs, and how many there may be.
+        begin: the first guess.
+        most: no larger number is looked at.
+        power: with which bytes grow.
+        reason: what to say if not even 1 fits.
+    """
+    low, high, guess = 0, most + 1, min(max(1, begin), most)
+    points: list[tuple[float, float]] = [(0.0, 0.0)]
+    for turn in itertools.count(1):
+        nbytes, limit = need(guess)
+        low, high = (guess, high) if nbytes <= limit else (low, guess)
+        if high - low <= 1:
+            break
+        points = [points[-1], (float(guess) ** power, nbytes)]
+        (x, y), (to, there) = points
+        line = to + (limit - there) * (to - x) / (there - y) if there != y else -1.0
+        guess = int(min(max(line, 0.0), float(most) ** power) ** (1 / power))
+        if turn % 3 == 0 and high <= most:
+            guess = (low + high) // 2
+        guess = min(max(guess, low + 1), high - 1)
+    if not low:
+        raise ValueError(reason)
     return low
 
 

@@ -18,6 +18,9 @@ from shardwise.plan.stages import shared_parameters, stage_edges, stage_layers
 
 FLOPS_PER_BYTE = 10.0
 """How many floating-point operations take the time of moving one byte, on CPUs and GPUs alike about ten."""
+WEIGHT_PASSES = 4
+"""How often weights are moved for every time that values are: each direction puts them into the order of its
+kernel, their gradients are put back, and the optimizer reads and writes them."""
 
 
 def cut(
@@ -159,7 +162,10 @@ def layer_cost(layer: Layer) -> float:
     """Estimate the time of a layer, forward and backward: its operations, and the bytes it moves."""
     if layer.kind is Kind.INPUT:
         return 0.0
-    moved = sum(spec.nbytes for spec in layer.outputs) + sum(o.spec.nbytes for o in layer.operands)
+    moved = sum(spec.nbytes for spec in layer.outputs)
+    moved += sum(
+        o.spec.nbytes * (WEIGHT_PASSES if o.origin is Source.PARAMETER else 1) for o in layer.operands
+    )
     return layer.forward_flops + layer.backward_flops + 3 * FLOPS_PER_BYTE * moved
 
 

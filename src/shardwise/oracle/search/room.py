@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -13,7 +14,10 @@ from shardwise.oracle.search.classes import Sorter
 from shardwise.oracle.search.coarse import Coarse
 from shardwise.oracle.search.tally import Tally
 from shardwise.oracle.search.worlds import legal_rows
-from shardwise.plan import Plan
+from shardwise.plan import Plan, Split
+
+Family = tuple[Split, str]
+"""Plans that split stages in one way: the split and how halos travel."""
 
 
 class Room:
@@ -44,8 +48,38 @@ class Room:
 
     def fits(self, ranks: int, batch: int) -> bool:
         """Tell whether any plan fits on so many ranks with a mini-batch of so many samples."""
+        coarse = self._coarse(ranks, batch, frozenset())
+        return any(self._peak(coarse, *place) <= self.limit for _, *place in self._promising(coarse))
+
+    def least(self, ranks: int, batch: int, hopeless: Collection[Family] = ()) -> tuple[float, set[Family]]:
+        """Return the bytes of the plan that needs least, and the families whose every plan is too large.
+
+        Where nothing fits the bytes are those that no plan can go below.
+
+        Args:
+            ranks, batch: for which the question is.
+            hopeless: families that need not be looked at.
+        """
+        coarse = self._coarse(ranks, batch, hopeless)
+        bounds: dict[Family, float] = {}
+        for index, rows in enumerate(coarse.rows):
+            key = (rows.split, rows.halo)
+            bounds[key] = min(
+                bounds.get(key, math.inf), float(coarse.least_bytes(index).min(initial=math.inf))
+            )
+        best = math.inf
+        for bound, *place in self._promising(coarse):
+            if bound >= best:
+                break
+            best = min(best, self._peak(coarse, *place))
+        if best == math.inf:
+            best = max(min(bounds.values(), default=math.inf), math.nextafter(self.limit, math.inf))
+        return best, {key for key, bound in bounds.items() if bound > self.limit}
+
+    def _coarse(self, ranks: int, batch: int, hopeless: Collection[Family]) -> Coarse:
         rows = legal_rows(self.graph, ranks, self.all_ranks, Tally(), self.refuse, batch)
-        coarse = Coarse(
+        rows = [found for found in rows if (found.split, found.halo) not in hopeless]
+        return Coarse(
             self.graph,
             self.machine,
             Roofline(self.machine.device),
@@ -53,15 +87,19 @@ class Room:
             optimizer_slots=self.slots,
             sorter=self.sorter,
         )
+
+    def _promising(self, coarse: Coarse) -> list[tuple[float, int, int]]:
+        """Return what could fit, in the order of what it needs at least: family and shape."""
         shapes: list[tuple[float, int, int]] = []
         for index, found in enumerate(coarse.rows):
             least = coarse.least_bytes(index)
             for shape in np.unique(found.shape[least <= self.limit]).tolist():
                 shapes.append((float(least[found.shape == shape].min()), index, shape))
-        return any(self._fits(coarse, index, shape) for _, index, shape in sorted(shapes))
+        return sorted(shapes)
 
-    def _fits(self, coarse: Coarse, index: int, shape: int) -> bool:
+    def _peak(self, coarse: Coarse, index: int, shape: int) -> float:
+        """Return the bytes of that plan of a shape that needs least."""
         rows = coarse.rows[index]
         mine = rows.only(rows.shape == shape)
         peaks = coarse.pipeline(index, shape).peaks(mine.timing, mine.samples)
-        return bool(peaks.min() <= self.limit)
+        return float(peaks.min())
