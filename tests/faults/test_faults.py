@@ -32,7 +32,7 @@ class Outcome:
 
 
 def start(
-    launcher: str, how: str, timeout: float = 120.0, script: str = VICTIM, plan: str = ""
+    launcher: str, how: str, timeout: float = 120.0, script: str = VICTIM, plan: str = "", backend: str = ""
 ) -> subprocess.Popen[str]:
     commands = {
         "run mpi": [sys.executable, "-m", "shardwise.cli", "run", "-n", "2", "--launcher", "mpi"],
@@ -45,6 +45,8 @@ def start(
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
     }
+    if backend:
+        environment["SHARDWISE_BACKEND"] = backend
     return subprocess.Popen(
         [*commands[launcher], script, how, *plan.split()],
         env=environment,
@@ -155,6 +157,17 @@ def test_a_silent_rank_in_a_training_step_ends_the_job_and_everything_is_named(
     assert re.search(
         r"rank 1 (made no progress|gave no sign of life) for \d+ s.*forward of stage", found.text
     )
+    assert "finished" not in found.text
+    assert found.leftover == []
+
+
+@pytest.mark.parametrize("backend", ["mpi4py", pytest.param("gloo", marks=pytest.mark.full)])
+def test_a_frozen_rank_that_keeps_the_store_ends_the_job_and_is_named(backend: str) -> None:
+    found = finish(start("run mpi", "freeze", 2.0, TRAINEE, "stages=2", backend))
+    assert found.code != 0
+    assert found.seconds_after_start < END_SECONDS
+    assert "rank 0, which keeps the heartbeats, gave no answer for 2 s" in found.text
+    assert re.search(r"rank 1: \w+ of micro-batch 0 from rank 0, peers \[0\], tensor", found.text), found.text
     assert "finished" not in found.text
     assert found.leftover == []
 

@@ -1,4 +1,4 @@
-"""Two ranks train; in the second step rank 1 stops or sleeps in front of its forward pass."""
+"""Two ranks train; in the second step one stops or sleeps in front of its forward pass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main() -> None:
     x, y = torch.randn(2, 1, 8, 8), torch.tensor([0, 2])
     trainer = sw.Trainer(model, (x, y), plan, loss=F.cross_entropy, optimizer=sgd)
     trainer.step(x, y)
-    if session.rank == 1:
+    if session.rank == (0 if how == "freeze" else 1):
         misbehave_in(trainer.engine(((2, 1, 8, 8), (2,))), how)
     print(f"pid {os.getpid()} at {time.time():.3f}", flush=True)
     trainer.step(x, y)
@@ -43,7 +43,7 @@ def sgd(named: object) -> torch.optim.Optimizer:
 
 def misbehave_in(engine: Engine, how: str) -> None:
     def forward(*_: object) -> None:
-        if how == "stop":
+        if how in ("stop", "freeze"):
             # Time to publish what it does; nothing is heard of it afterwards.
             time.sleep(0.6)
             os.kill(os.getpid(), signal.SIGSTOP)

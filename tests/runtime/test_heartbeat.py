@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -75,6 +76,45 @@ def test_the_end_of_a_wait_clears_its_verdict(pair: tuple[Heartbeat, Heartbeat])
     first.end_wait()
     first.begin_wait((1,), "again")
     assert first.verdict() is None
+
+
+class Frozen:
+    """A store that takes records and answers no question until it is thawed."""
+
+    def __init__(self) -> None:
+        self.thawed = threading.Event()
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def check(self, keys: list[str]) -> bool:
+        self.thawed.wait()
+        return False
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return []
+
+
+def test_a_store_that_does_not_answer_is_a_verdict_of_its_own(pair: tuple[Heartbeat, Heartbeat]) -> None:
+    first, second = pair
+    frozen = Frozen()
+    first._store, first.keeper = frozen, "rank 0"  # type: ignore[assignment]
+    start = time.monotonic()
+    first.begin_wait((1,), "recv")
+    assert within(10, lambda: first.verdict() is not None, each=second.beat)
+    assert time.monotonic() - start >= TIMEOUT
+    assert first.verdict() == "rank 0, which keeps the heartbeats, gave no answer for 1 s"
+    frozen.thawed.set()
+
+
+def test_a_store_that_answers_late_is_forgiven(pair: tuple[Heartbeat, Heartbeat]) -> None:
+    first, second = pair
+    frozen, kept = Frozen(), first._store
+    first._store = frozen  # type: ignore[assignment]
+    first.begin_wait((1,), "recv")
+    assert not within(0.5 * TIMEOUT, lambda: first.verdict() is not None, each=second.beat)
+    first._store = kept
+    frozen.thawed.set()
+    assert not within(2 * TIMEOUT, lambda: first.verdict() is not None, each=second.beat)
 
 
 @pytest.fixture

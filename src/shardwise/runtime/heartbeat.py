@@ -1,7 +1,8 @@
 """Publish what this rank does, and watch the others while it waits.
 
 A thread writes one small record a second into the job's store. The main thread only sets attributes, so a
-beat costs nothing; reading other ranks' records happens only during waits that last.
+beat costs nothing; reading other ranks' records happens only during waits that last. A second thread guards
+the first: a store whose process is frozen takes questions and never answers.
 """
 
 from __future__ import annotations
@@ -52,8 +53,15 @@ class _Sighting:
 class Heartbeat:
     """Beat for this rank and judge its waits."""
 
-    def __init__(self, rank: int, size: int, timeout_seconds: float, store: Store | None = None) -> None:
-        self.rank, self.size, self.timeout_seconds = rank, size, timeout_seconds
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        timeout_seconds: float,
+        store: Store | None = None,
+        keeper: str = "rank 0 or the launcher",
+    ) -> None:
+        self.rank, self.size, self.timeout_seconds, self.keeper = rank, size, timeout_seconds, keeper
         self._period = min(1.0, timeout_seconds / 8)
         # The thread must not queue behind the main thread's blocking reads on the same connection.
         base: Any = store if store is not None else dist.distributed_c10d._get_default_store()
@@ -69,11 +77,14 @@ class Heartbeat:
         self._helpers = Helpers()
         self._seen: dict[int, _Sighting] = {}
         self._reported = 0.0
+        self._rounds = 0
         self._stopping = threading.Event()
+        self._guard = threading.Thread(target=self._watch_store, name="shardwise-guard", daemon=True)
         self._thread = threading.Thread(target=self._run, name="shardwise-heartbeat", daemon=True)
         # Before any message can be waited for: a rank that stops right after must not look unknown.
         self._publish(0.0)
         self._thread.start()
+        self._guard.start()
 
     def beat(self, action: object = None) -> None:
         """Note progress and, if given, what this rank does now: a text, or a callable that returns it."""
@@ -107,12 +118,14 @@ class Heartbeat:
     def leave(self) -> None:
         """Tell the others that this rank will send nothing more."""
         self._left = True
-        self._publish(0.0)
+        with self.waiting((), "leaving the job"):
+            self._publish(0.0)
 
     def stop(self) -> None:
         """Stop beating."""
         self._stopping.set()
         self._thread.join(timeout=5 * self._period)
+        self._guard.join(timeout=5 * self._period)
 
     def _everyone(self) -> tuple[int, ...]:
         return tuple(rank for rank in range(self.size) if rank != self.rank)
@@ -130,11 +143,25 @@ class Heartbeat:
                 self._publish(now)
                 self._watch(now)
             except (dist.DistError, RuntimeError) as error:
-                # The store lives in rank 0 or the launcher: without it the job is over or ending.
+                # Without its store the job is over or ending.
                 if (wait := self._current()) is not None:
-                    self._give_up(wait, f"the job's store, kept by rank 0 or the launcher, is gone ({error})")
+                    self._give_up(wait, f"{self.keeper}, which keeps the heartbeats, is gone ({error})")
+            self._rounds += 1
             if self._stopping.wait(self._period):
                 return
+
+    def _watch_store(self) -> None:
+        """Give waits up when the other thread is stuck in a question to the store.
+
+        Rounds are counted, not seconds: whoever was stopped as a whole and goes on missed none of them.
+        """
+        seen, missed = -1, 0
+        while not self._stopping.wait(self._period):
+            missed = missed + 1 if self._rounds == seen else 0
+            seen, silent = self._rounds, missed * self._period
+            if silent >= self.timeout_seconds and (wait := self._current()) is not None:
+                reason = f"{self.keeper}, which keeps the heartbeats, gave no answer for {silent:.0f} s"
+                self._give_up(wait, reason)
 
     def _computes(self, used: float) -> bool:
         """Tell whether this rank, or a process that works for it, uses a processor."""

@@ -34,6 +34,17 @@ def open_store(place: Place, backend: str) -> Store:
     )
 
 
+def keeper(place: Place) -> str:
+    """Return who serves the store of a job, for messages to the user."""
+    over_mpi = place.speaks_mpi and library.installed()
+    return "the launcher" if _served() and not over_mpi else "rank 0"
+
+
+def _served() -> bool:
+    """Tell whether the launcher serves the store."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def _over_mpi(place: Place) -> Store:
     """Let rank 0 take any free port and tell the others through MPI."""
     library.check_world(place)
@@ -58,9 +69,8 @@ def _over_mpi(place: Place) -> Store:
 
 def _from_environment(place: Place) -> Store:
     """Join at MASTER_ADDR:MASTER_PORT, where the launcher itself may already serve the store."""
-    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(host, port, place.size, place.rank == 0 and not served, _JOIN_LIMIT)
+    store = TCPStore(host, port, place.size, place.rank == 0 and not _served(), _JOIN_LIMIT)
     # A restarted job must not read what its predecessor left in the launcher's store.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"shardwise/{attempt}", store)

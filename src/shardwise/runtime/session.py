@@ -26,7 +26,7 @@ from shardwise.runtime.mpi import library
 from shardwise.runtime.neighbours import meet, threads_of
 from shardwise.runtime.poller import OVERSUBSCRIBED, SPARE_CORES, cores
 from shardwise.runtime.progress_thread import ProgressThread, wanted
-from shardwise.runtime.rendezvous import open_store
+from shardwise.runtime.rendezvous import keeper, open_store
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 # The hard limit of a single operation, whatever its peers do; torch's own default.
@@ -101,7 +101,7 @@ def init(backend: str | None = None, timeout: float | timedelta | None = None) -
     _session = Session(place, chosen, device, threads, seconds, owns_group)
     if place.size > 1:
         end_job_on_exception(place)
-        _heartbeat = Heartbeat(place.rank, place.size, seconds)
+        _heartbeat = Heartbeat(place.rank, place.size, seconds, keeper=keeper(place))
         if chosen == mpi.BACKEND:
             poller = mpi.poller()
             poller.watch = _heartbeat
