@@ -47,24 +47,49 @@ def test_every_generated_program_is_proven(program):
     prove(program)
 
 
+def by_pair(program: Program, with_kind: bool) -> tuple[dict, dict]:
+    """Return what is sent and what is received between each pair of ranks, values and gradients apart."""
+    mesh = Mesh(1, program.widths, program.bidirectional)
+    sent, received = defaultdict(list), defaultdict(list)
+    for rank, actions in enumerate(program.actions):
+        for action in (a for a in actions if a.edge is not None):
+            back = action.act in (Act.SEND_GRAD, Act.RECEIVE_GRAD)
+            other = action.edge.target if action.stage == action.edge.source else action.edge.source
+            for peer in mesh.member_positions(other, action.direction):
+                message, kind = (action.edge, action.micro_batch, back), back and with_kind
+                if action.act in (Act.SEND, Act.SEND_GRAD):
+                    sent[rank, peer, kind].append(message)
+                else:
+                    received[peer, rank, kind].append(message)
+    return sent, received
+
+
+@settings(max_examples=500, deadline=None)
+@given(programs())
+def test_between_two_ranks_values_keep_their_order_and_so_do_gradients(program):
+    sent, received = by_pair(program, with_kind=True)
+    assert sent == received
+
+
 def test_between_two_ranks_messages_keep_their_order_unless_both_directions_mix():
     edges = [Edge(f"v{a}{b}", a, b) for a in range(4) for b in range(a + 1, 4)]
     for line in ("gpipe", "1f1b", "zero-bubble", "gems-mast", "gems-master replication=3"):
         program = build(Plan.parse(f"stages=2|1|3|1 schedule={line} micro_batches=4"), edges)
-        mesh = Mesh(1, program.widths, program.bidirectional)
-        sent, received = defaultdict(list), defaultdict(list)
-        for rank, actions in enumerate(program.actions):
-            for action in (a for a in actions if a.edge is not None):
-                back = action.act in (Act.SEND_GRAD, Act.RECEIVE_GRAD)
-                other = action.edge.target if action.stage == action.edge.source else action.edge.source
-                for peer in mesh.member_positions(other, action.direction):
-                    message = (action.edge, action.micro_batch, back)
-                    if action.act in (Act.SEND, Act.SEND_GRAD):
-                        sent[rank, peer].append(message)
-                    else:
-                        received[peer, rank].append(message)
+        sent, received = by_pair(program, with_kind=False)
         assert sent == received
         assert sent
+    mixed = build(Plan.parse("stages=4 schedule=bidirectional micro_batches=8"), edges)
+    sent, received = by_pair(mixed, with_kind=False)
+    assert sent != received
+
+
+def test_a_message_that_would_overtake_another_of_its_channel_is_refused():
+    program = build(Plan.parse("stages=2 schedule=gpipe micro_batches=2"), EDGES[:1])
+    receives = [a for a in program.actions[1] if a.act is Act.RECEIVE]
+    others = [a for a in program.actions[1] if a.act is not Act.RECEIVE]
+    words = r"rank 0, send S0\.0↓\(a\[0→1\]\): rank 1 expects R1\.1↓\(a\[0→1\]\) at this place"
+    with pytest.raises(ProgramError, match=words):
+        prove(changed(program, 1, [*reversed(receives), *others]))
 
 
 def changed(program: Program, rank: int, actions: list[Action]) -> Program:

@@ -6,17 +6,22 @@ The default suite has the named plans; the product of stages, micro-batches and 
 from __future__ import annotations
 
 import itertools
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from ranks import run_ranks
+from shardwise.runtime import fabric
+from shardwise.runtime.ordered import Channel, OrderedWire
+from shardwise.runtime.wire import Parcel, Pending, TorchWire
 from transparency.compare import FLOOR_FACTOR, LIMIT, errors, scale_of
-from transparency.harness import Case, check, split, unsplit
+from transparency.harness import Case, Comparison, check, compared, split, unsplit
 from transparency.models import ZOO
 
 BATCH = 8
+FULL = pytest.mark.full
 NAMED = {
     "unet under 1f1b on four ranks": ("unet", "stages=4 schedule=1f1b micro_batches=4"),
     "skips under zero-bubble": ("unet", "stages=3 schedule=zero-bubble micro_batches=4"),
@@ -53,6 +58,45 @@ def plans() -> list[str]:
 @pytest.mark.parametrize("name", NAMED)
 def test_named_plans_equal_one_device(name: str) -> None:
     check(case(*NAMED[name], steps=1))
+
+
+ORDERED = {
+    "1f1b": ("unet", "stages=4 schedule=1f1b micro_batches=4"),
+    "both ways": ("unet", "stages=2 schedule=bidirectional micro_batches=4"),
+    "tiles": ("resnet20", "stages=2x1|1 schedule=zero-bubble micro_batches=4"),
+}
+
+
+@pytest.mark.parametrize("name", [n if n == "1f1b" else pytest.param(n, marks=FULL) for n in ORDERED])
+def test_a_transport_without_tags_gives_the_same(name: str) -> None:
+    """Messages as over NCCL: a group for each way between two ranks, in which only the order counts."""
+    ordered = case(*ORDERED[name], steps=1)
+    found = run_ranks(in_order, ordered.ranks, "gloo", (ordered,), deadline=120.0)
+    comparison = found[0][0]
+    assert comparison is not None
+    assert not comparison.bad
+    assert all(tags == {0} for _, tags, _ in found)
+    for rank, (_, _, ways) in enumerate(found):
+        # Every group carries messages one way only.
+        assert ways
+        assert all(rank in (source, target) for source, target, _ in ways)
+
+
+def in_order(ordered: Case) -> tuple[Comparison | None, set[int], set[Channel]]:
+    """Compare under groups that keep the order of messages; return the tags and channels used as well."""
+    tags: set[int] = set()
+    plain = TorchWire.send
+
+    def send(wire: TorchWire, parcel: Parcel, tag: int, what: str) -> Pending:
+        tags.add(tag)
+        return plain(wire, parcel, tag, what)
+
+    with (
+        mock.patch.object(fabric, "keeps_order", return_value=True),
+        mock.patch.object(TorchWire, "send", send),
+    ):
+        comparison, _ = compared(ordered)
+        return comparison, tags, set(OrderedWire(back=False).channels)
 
 
 @pytest.mark.full

@@ -16,7 +16,7 @@ All ranks of a group execute the same list, unless they host different stages in
 
 Messages are matched by (edge, micro-batch, direction, value or gradient). Between one pair of ranks they are
 received in the order in which they are sent, except under `bidirectional`, where a value of one direction
-may overtake a gradient of the other: a transport without tags has to post receives in the sender's order.
+may overtake a gradient of the other: a transport without tags needs a channel for each of the two.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ The proof walks the very lists that the executor runs, in time proportional to t
    every rank that holds a stage reduces it, all of them in one common order;
 3. all ranks together (`progress`): the lists are run. A send never waits; a receive waits until all ranks
    of the sending group have sent; a computation of a group of several ranks, which holds collective
-   communication, waits for all of them to arrive at it; STEP waits for all sums.
+   communication, waits for all of them to arrive at it; STEP waits for all sums;
+4. every channel (`order`): messages are received in the order in which they are sent.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from shardwise.program.actions import Program
 from shardwise.program.errors import ProgramError
 from shardwise.program.proof.local import prove_local
 from shardwise.program.proof.matching import prove_matching
+from shardwise.program.proof.order import prove_order
 from shardwise.program.proof.progress import prove_progress
 
 
@@ -27,6 +29,7 @@ def prove(program: Program) -> None:
     prove_local(program)
     prove_matching(program)
     prove_progress(program)
+    prove_order(program)
 
 
-__all__ = ["ProgramError", "prove"]
+__all__ = ["ProgramError", "prove", "prove_order"]

@@ -11,7 +11,9 @@ from shardwise.plan import Direction, direction_of
 from shardwise.program import Held, StageProgram
 from shardwise.program.actions import Edge
 from shardwise.program.lowered import Lowered
+from shardwise.program.validate import prove_order
 from shardwise.runtime.fabric import Fabric
+from shardwise.runtime.ordered import Channel
 from shardwise.runtime.transfer import Transfer
 
 Channels = dict[tuple[Edge, int, bool], list[tuple[str, Transfer]]]
@@ -49,7 +51,20 @@ def bind_channels(
                         edge, source, target, ends, back, fabric, device, number * _WAYS * _PIECES, stride
                     )
                 result[edge, m, back] = made[key]
+    if fabric.ordered and lowered.program.edges:
+        prove_order(lowered.program)
+        fabric.open_channels(_ways(result), device)
     return result
+
+
+def _ways(channels: Channels) -> set[Channel]:
+    """Return from whom to whom messages of this rank go."""
+    return {
+        (message.source, message.target, back)
+        for (_, _, back), transfers in channels.items()
+        for _, transfer in transfers
+        for message in (*transfer.leaving, *transfer.arriving)
+    }
 
 
 def _bind(
@@ -77,8 +92,8 @@ def _bind(
         me = fabric.rank
         what = f"{'gradient of ' if back else ''}{edge.value}"
         transfer = Transfer(
-            listed, me, ways[0].box(me), ways[1].box(me), fabric.world, dtype_of(held), device,
-            tag + i * _PIECES, stride, what,
+            listed, me, ways[0].box(me), ways[1].box(me), fabric.between_stages(back), dtype_of(held),
+            device, tag + i * _PIECES, stride, what,
         )  # fmt: skip
         result.append((held.slot, transfer))
     return result

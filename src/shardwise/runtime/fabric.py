@@ -7,20 +7,22 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from shardwise.plan.mesh import Mesh
 from shardwise.plan.micro_batches import Direction
 from shardwise.program.ops import Normalise, Regrid, StageProgram
+from shardwise.runtime.ordered import Channel, OrderedWire, open_channels
 from shardwise.runtime.session import heartbeat
-from shardwise.runtime.wire import LoneWire, Wire, Wires, wire_of
+from shardwise.runtime.wire import LoneWire, Post, Wire, Wires, keeps_order, wire_of
 
 # Making a group costs a round over its ranks, so groups outlive the trainer that asked for them.
 _groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = weakref.WeakKeyDictionary()
 
 
 class Fabric:
-    """Make and keep the wires of a mesh; `adopt` is collective over the world, nothing else is."""
+    """Make and keep the wires of a mesh; only `adopt` and `open_channels` are collective over the world."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -32,6 +34,7 @@ class Fabric:
         self._groups = {} if world is None else _groups.setdefault(world, {tuple(range(self.size)): world})
         self._wires: dict[tuple[int, ...], Wire] = {}
         self.world = self.wire(range(self.size))
+        self.ordered = self.size > 1 and keeps_order(world)
 
     def adopt(self, sets: Iterable[Sequence[int]]) -> None:
         """Make groups for sets of ranks that have none yet; every rank must give the same sets."""
@@ -39,7 +42,15 @@ class Fabric:
             if len(key) > 1 and key not in self._groups:
                 self._groups[key] = self._new_group(key)
 
-    def _new_group(self, key: tuple[int, ...]) -> Any:
+    def between_stages(self, back: bool) -> Post:
+        """Return how values, or gradients on their way back, travel between stages."""
+        return OrderedWire(back) if self.ordered else self.world
+
+    def open_channels(self, channels: Iterable[Channel], device: torch.device) -> None:
+        """Connect the ranks that pass messages between stages; collective over the world."""
+        open_channels(channels, device, self._new_group)
+
+    def _new_group(self, key: Sequence[int]) -> Any:
         watch = heartbeat()
         what = f"rank {self.rank}: making the group of ranks {list(key)}"
         with watch.waiting((), what) if watch is not None else nullcontext():

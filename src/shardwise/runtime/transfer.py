@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shardwise.geometry import Box, Message
-from shardwise.runtime.wire import Parcel, Pending, Wire, empty
+from shardwise.runtime.wire import Parcel, Pending, Post, empty
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Transfer:
         rank: int,
         held: Box,
         wanted: Box,
-        wire: Wire,
+        wire: Post,
         dtype: torch.dtype,
         device: torch.device,
         tag: int,

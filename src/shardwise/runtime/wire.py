@@ -45,14 +45,18 @@ class Pending(Protocol):
         """Tell whether it is complete, and let it advance."""
 
 
-class Wire(Protocol):
-    """Carry parcels between the ranks of a group (peers are positions in the group), and add tensors up."""
+class Post(Protocol):
+    """Carry single parcels between the ranks of a group (peers are positions in the group)."""
 
     def send(self, parcel: Parcel, tag: int, what: str) -> Pending:
         """Start one message; its buffer must stay as it is until the message is complete."""
 
     def receive(self, parcel: Parcel, tag: int, what: str) -> Pending:
         """Post one receive."""
+
+
+class Wire(Post, Protocol):
+    """Carry sets of parcels too, and add tensors up."""
 
     def line(self, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str) -> Line:
         """Prepare a set of receives and sends over fixed buffers."""
@@ -81,7 +85,7 @@ def naming(me: int, what: str, peers: Sequence[int], tensors: Sequence[Tensor]) 
     return f"rank {me}: {what}, peers {sorted(set(peers) - {me})}, tensor {', '.join(shown)}"
 
 
-def _watched(wait: Callable[[], object], peers: Sequence[int], what: Callable[[], str]) -> None:
+def watched(wait: Callable[[], object], peers: Sequence[int], what: Callable[[], str]) -> None:
     """Wait inside the transport, where nobody looks for a verdict, under the eyes of the heartbeat."""
     watch = heartbeat()
     if watch is not None:
@@ -96,6 +100,11 @@ def _watched(wait: Callable[[], object], peers: Sequence[int], what: Callable[[]
             watch.end_wait()
 
 
+def keeps_order(group: Any) -> bool:
+    """Tell whether the messages of a group travel in the order of their issue, whatever their tags."""
+    return "nccl" in str(dist.get_backend_config(group))
+
+
 class TorchLine:
     """Receives and sends through torch.distributed, for every backend."""
 
@@ -106,7 +115,7 @@ class TorchLine:
         self.receives = tuple(Parcel(wire.ranks[p.peer], p.buffer) for p in receives)
         self.sends = tuple(Parcel(wire.ranks[p.peer], p.buffer) for p in sends)
         self.peers = tuple({p.peer: None for p in (*self.receives, *self.sends)})
-        self.batched = dist.get_backend(self.group) == "nccl"
+        self.batched = keeps_order(self.group)
         self.pending: list[Any] = []
 
     def start(self) -> None:
@@ -121,7 +130,7 @@ class TorchLine:
 
     def finish(self) -> None:
         """Wait for all of them."""
-        _watched(self._wait, self.peers, self.describe)
+        watched(self._wait, self.peers, self.describe)
 
     def describe(self) -> str:
         """Return who waits for what from whom."""
@@ -142,7 +151,7 @@ class TorchPending:
 
     def wait(self) -> None:
         """Return when it is complete."""
-        _watched(self.work.wait, self.peers, self.describe)
+        watched(self.work.wait, self.peers, self.describe)
 
     def describe(self) -> str:
         """Return who waits for what from whom."""
@@ -178,7 +187,7 @@ class TorchWire:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks of the group up, in place."""
-        _watched(
+        watched(
             partial(dist.all_reduce, tensor, group=self.group),
             self.others,
             lambda: naming(dist.get_rank(), SUM, self.others, (tensor,)),

@@ -1,1 +1,1 @@
-"""The three parts of the proof that a program is sound."""
+"""The four parts of the proof that a program is sound."""
