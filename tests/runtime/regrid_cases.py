@@ -108,6 +108,21 @@ def check_user_call() -> tuple[torch.Tensor, torch.Tensor]:
     return y.detach(), x.grad, full[src.boxes[rank].slices()]
 
 
+def check_second_gradient() -> tuple[torch.Tensor, torch.Tensor]:
+    """Differentiate the square of a gradient: rows of tiles, to columns, a cube of every number."""
+    from shardwise.geometry import tiles
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shape = (1, 2, 6, 6)
+    src, dst = tiles(shape, (size, 1)), tiles(shape, (1, size))
+    full = torch.arange(72, dtype=torch.float64).reshape(shape)
+    x = full[src.boxes[rank].slices()].clone().requires_grad_()
+    (grad,) = torch.autograd.grad((regrid(x, src, dst) ** 3).sum(), x, create_graph=True)
+    (grad**2).sum().backward()
+    # (3 x^2)^2, differentiated.
+    return x.grad, 36 * x.detach() ** 3
+
+
 def check_shared_gradient() -> tuple[bool, bool]:
     """Widen tiles by a halo and add another tensor: autograd hands one gradient to both."""
     from shardwise.geometry import tiles

@@ -38,6 +38,12 @@ def test_users_regrid_is_differentiable(transport):
 
 
 @pytest.mark.parametrize("transport", ["gloo", "mpi4py"])
+def test_users_regrid_is_differentiable_twice(transport):
+    for found, expected in run_ranks(regrid_cases.check_second_gradient, size=2, transport=transport):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi4py"])
 def test_a_users_regrid_leaves_a_gradient_that_others_share_alone(transport):
     assert run_ranks(regrid_cases.check_shared_gradient, size=3, transport=transport) == [(True, True)] * 3
 

@@ -20,19 +20,22 @@ Half = Exchange | AllReduce
 class _Regrid(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, there: Half, back: Half) -> Tensor:
-        ctx.back = back
+        ctx.there, ctx.back = there, back
         return there(tensor.detach())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.back(grads[0].contiguous()), None, None
+        # Linear: the gradient's own gradient, where somebody wants it, travels forwards again.
+        grad: Tensor = _Regrid.apply(grads[0].contiguous(), ctx.back, ctx.there)  # type: ignore[no-untyped-call]
+        return grad, None, None
 
 
 def regrid(tensor: Tensor, src: Layout, dst: Layout, group: Any = None) -> Tensor:
     """Return this rank's part of a tensor in layout `dst`, given its part in layout `src`.
 
     All ranks of the group call it together, forwards and backwards. The ranks of the layouts are the
-    ranks within `group` (default: the world). Gradients travel back along the same messages.
+    ranks within `group` (default: the world). Gradients travel back along the same messages, those of
+    gradients forwards again.
 
     Args:
         tensor: what this rank holds, of the shape of its box in `src`.
