@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -219,6 +220,49 @@ def test_a_deadline_raises_an_error_that_names_rank_peer_operation_and_tensor() 
         assert word in found["wait"]
     for word in ("rank 0", "all_reduce", "[4] int32", "0.3 s"):
         assert word in found["group"]
+
+
+def collectives_that_rank_1_joins_late() -> list[str]:
+    """Call collectives with a timeout of their own, in each of the ways in which torch gives one."""
+    group, short = dist.group.WORLD, timedelta(seconds=0.2)
+    options = dist.AllreduceOptions()
+    options.timeout = short
+    one, two = torch.ones(1), [torch.ones(1), torch.ones(1)]
+    calls: list[Callable[[timedelta | None], Any]] = [
+        lambda limit: group.allreduce([one], options if limit else dist.AllreduceOptions()),
+        lambda limit: group.allreduce(one, dist.ReduceOp.SUM, limit),
+        lambda limit: group.reduce(one, 0, dist.ReduceOp.SUM, limit),
+        lambda limit: group.reduce_scatter(one, two, dist.ReduceOp.SUM, limit),
+        lambda limit: group.broadcast(one, 1, limit),
+        lambda limit: group.allgather(two, one, timeout=limit),
+        lambda limit: group.gather(two, one, 0, limit),
+        lambda limit: group.alltoall(two, two, timeout=limit),
+        lambda limit: group.barrier(timeout=limit),
+    ]
+    late = dist.get_rank() == 1
+    if late:
+        time.sleep(0.2 * len(calls) + 0.5)
+    works, errors = [], []
+    for call in calls:
+        works.append(call(None if late else short))
+        try:
+            works[-1].wait()
+        except StalledError as error:
+            errors.append(str(error))
+    # What was given up is complete once the other rank has come.
+    for work in works:
+        work.wait(timedelta(seconds=20))
+    return errors
+
+
+def test_collectives_honour_a_timeout_of_their_own() -> None:
+    found, none = run_ranks(collectives_that_rank_1_joins_late, 2)
+    assert none == []
+    names = ["all_reduce", "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather"]
+    assert len(found) == len(names) + 2
+    for name, text in zip([*names, "all_to_all", "barrier"], found, strict=True):
+        assert text.startswith(f"rank 0: {name}")
+        assert "not complete after 0.2 s" in text
 
 
 def straight_through() -> list[float]:

@@ -92,14 +92,15 @@ class Core(dist.ProcessGroup):
         opts: Any = None,
         finish: Finish | None = None,
     ) -> MPIWork:
-        """Return the handle of a collective that was just started."""
+        """Return the handle of a collective that was just started; `opts` may hold or be its timeout."""
         # In a pair the other rank is all there is to wake; in larger groups waking everybody at every
         # collective costs more switches than it saves.
         if self._size == 2:
             self.poller.ring(self._others)
-        seconds = self._deadline_seconds
-        if opts is not None and (asked := opts.timeout.total_seconds()) > 0:
-            seconds = asked
+        limit = opts if isinstance(opts, timedelta) else getattr(opts, "timeout", None)
+        # torch says "not given" by a negative time.
+        given = limit is not None and limit > timedelta(0)
+        seconds = limit.total_seconds() if given else self._deadline_seconds
         return MPIWork(self, request, seconds, name, self._others, outputs, keep, finish)
 
     def shutdown(self) -> None:

@@ -35,7 +35,7 @@ class Exchanges(Core):
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> MPIWork:
         """Start a barrier."""
-        return self.submit(self.comm.Ibarrier(), "barrier", [], None, opts)
+        return self.submit(self.comm.Ibarrier(), "barrier", [], None, timeout or opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> MPIWork:
         """Start a broadcast of one or several tensors from a rank of this group."""
@@ -46,16 +46,15 @@ class Exchanges(Core):
             buffer, finish = (readable(tensor), None) if self._rank == root else writable(tensor)
             started.append((self.comm.Ibcast(self._bytes(buffer), root), buffer, finish))
         request = started[0][0] if len(started) == 1 else Batch([entry[0] for entry in started])
-        options = None if isinstance(opts, int) else opts
         finish = in_chain([entry[2] for entry in started])
-        return self.submit(request, "broadcast", tensors, started, options, finish)
+        return self.submit(request, "broadcast", tensors, started, timeout or opts, finish)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> MPIWork:
         """Start an all-gather into a list of tensors, which may differ in size between ranks."""
         (tensor,) = as_list(inputs)
         targets: list[Tensor] = list(outputs[0]) if isinstance(outputs[0], (list, tuple)) else list(outputs)
         request, keep, finish = self._start_allgather(targets, tensor)
-        return self.submit(request, "all_gather", targets, keep, opts, finish)
+        return self.submit(request, "all_gather", targets, keep, timeout or opts, finish)
 
     def _start_allgather(self, targets: Sequence[Tensor], tensor: Tensor) -> tuple[Any, object, Finish]:
         source = readable(tensor)
@@ -121,31 +120,29 @@ class Exchanges(Core):
         """Start a gather into a list of tensors on the root."""
         (tensor,) = as_list(inputs)
         root = opts if isinstance(opts, int) else opts.rootRank
-        options = None if isinstance(opts, int) else opts
         source = readable(tensor)
         if self._rank != root:
             request = self.comm.Igatherv(self._bytes(source), None, root)
-            return self.submit(request, "gather", [tensor], source, options)
+            return self.submit(request, "gather", [tensor], source, timeout or opts)
         targets: list[Tensor] = list(outputs[0]) if isinstance(outputs[0], (list, tuple)) else list(outputs)
         flat, finish = flat_writable(targets)
         parts = self._parts(flat, [target.nbytes for target in targets])
         request = self.comm.Igatherv(self._bytes(source), parts, root)
-        return self.submit(request, "gather", targets, (source, flat), options, finish)
+        return self.submit(request, "gather", targets, (source, flat), timeout or opts, finish)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> MPIWork:
         """Start a scatter of the root's list of tensors."""
         (output,) = as_list(outputs)
         root = opts if isinstance(opts, int) else opts.rootRank
-        options = None if isinstance(opts, int) else opts
         target, finish = writable(output)
         if self._rank != root:
             request = self.comm.Iscatterv(None, self._bytes(target), root)
-            return self.submit(request, "scatter", [output], target, options, finish)
+            return self.submit(request, "scatter", [output], target, timeout or opts, finish)
         sources: list[Tensor] = list(inputs[0]) if isinstance(inputs[0], (list, tuple)) else list(inputs)
         flat = flat_readable(sources)
         parts = self._parts(flat, [source.nbytes for source in sources])
         request = self.comm.Iscatterv(parts, self._bytes(target), root)
-        return self.submit(request, "scatter", [output], (target, flat), options, finish)
+        return self.submit(request, "scatter", [output], (target, flat), timeout or opts, finish)
 
     def all_to_all_single(
         self,
@@ -192,4 +189,4 @@ class Exchanges(Core):
             self._parts(flat_in, [source.nbytes for source in sources]),
             self._parts(flat_out, [target.nbytes for target in targets]),
         )
-        return self.submit(request, "all_to_all", targets, (flat_in, flat_out), opts, finish)
+        return self.submit(request, "all_to_all", targets, (flat_in, flat_out), timeout or opts, finish)

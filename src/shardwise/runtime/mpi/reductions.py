@@ -66,11 +66,13 @@ class Reductions(Core):
         """Start an all-reduce in place."""
         tensors = as_list(tensors)
         if len(tensors) != 1:
-            return self.allreduce_coalesced(tensors, opts)
+            return self.allreduce_coalesced(tensors, opts, timeout)
         request, keep, finish = self._start_allreduce(tensors[0], _op(opts))
-        return self.submit(request, "all_reduce", tensors, keep, _options(opts), finish)
+        return self.submit(request, "all_reduce", tensors, keep, timeout or opts, finish)
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> MPIWork:
+    def allreduce_coalesced(
+        self, tensors: Sequence[Tensor], opts: Any = None, timeout: Any = None
+    ) -> MPIWork:
         """Start the all-reduces of several tensors."""
         started = [self._start_allreduce(tensor, _op(opts)) for tensor in tensors]
         return self.submit(
@@ -78,7 +80,7 @@ class Reductions(Core):
             "all_reduce_coalesced",
             list(tensors),
             started,
-            _options(opts),
+            timeout or opts,
             in_chain([entry[2] for entry in started]),
         )
 
@@ -97,7 +99,7 @@ class Reductions(Core):
             finish = self._settle(tensor, buffer, recipe)
         else:
             request = self.comm.Ireduce(spec, None, recipe.operation, root)
-        return self.submit(request, "reduce", tensors, buffer, _options(opts), finish)
+        return self.submit(request, "reduce", tensors, buffer, timeout or opts, finish)
 
     def _start_reduce_scatter(
         self, output: Tensor, flat: Tensor, op: Any
@@ -142,12 +144,12 @@ class Reductions(Core):
                 recipe.operation,
             )
             keep, finish = (source, result), self._settle(output, result, recipe)
-        return self.submit(request, "reduce_scatter", [output], (keep, flat), _options(opts), finish)
+        return self.submit(request, "reduce_scatter", [output], (keep, flat), timeout or opts, finish)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> MPIWork:
         """Start a reduce-scatter of one tensor of `size` equal parts."""
         request, keep, finish = self._start_reduce_scatter(output, input, _op(opts))
-        return self.submit(request, "reduce_scatter_tensor", [output], keep, _options(opts), finish)
+        return self.submit(request, "reduce_scatter_tensor", [output], keep, opts, finish)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -164,7 +166,7 @@ class Reductions(Core):
             "reduce_scatter_tensor_coalesced",
             list(outputs),
             started,
-            _options(opts),
+            opts,
             in_chain([entry[2] for entry in started]),
         )
 
@@ -179,8 +181,3 @@ def _op(opts: Any) -> Any:
     if isinstance(opts, dist.ReduceOp.RedOpType):
         return dist.ReduceOp(opts)
     return opts.reduceOp
-
-
-def _options(opts: Any) -> Any:
-    """Return torch's options object, or None when only an operation or a root was given."""
-    return None if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType, int)) else opts
