@@ -161,6 +161,15 @@ def test_a_silent_rank_in_a_training_step_ends_the_job_and_everything_is_named(
     assert found.leftover == []
 
 
+def test_a_rank_that_does_not_come_to_a_new_group_is_named() -> None:
+    found = finish(start("run mpi", "group", timeout=2.0))
+    assert found.code != 0
+    assert found.seconds_after_start < END_SECONDS
+    assert "rank 0: new group of ranks [0, 1]: gave up after" in found.text
+    assert "rank 1 made no progress for" in found.text
+    assert found.leftover == []
+
+
 @pytest.mark.parametrize("backend", ["mpi4py", pytest.param("gloo", marks=pytest.mark.full)])
 def test_a_frozen_rank_that_keeps_the_store_ends_the_job_and_is_named(backend: str) -> None:
     found = finish(start("run mpi", "freeze", 2.0, TRAINEE, "stages=2", backend))

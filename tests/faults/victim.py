@@ -49,6 +49,10 @@ def main() -> None:
         runtime.finalize()
         print("finished", flush=True)
         return
+    if how == "group":
+        if session.rank == 1:
+            time.sleep(600)
+        dist.new_group([0, 1])
     tensor = torch.ones(2, 3, dtype=torch.float64)
     if session.rank == 0:
         dist.recv(tensor, 1)

@@ -32,7 +32,7 @@ class Recorder:
         self.waits: list[tuple[tuple[int, ...], str]] = []
         self.ended = 0
 
-    def begin_wait(self, ranks: Sequence[int], what: object) -> None:
+    def begin_wait(self, ranks: Sequence[int], what: object, polled: bool = True) -> None:
         self.waits.append((tuple(ranks), describe(what)))
 
     def end_wait(self) -> None:

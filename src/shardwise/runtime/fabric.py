@@ -51,7 +51,8 @@ class Fabric:
         open_channels(channels, device, self._new_group)
 
     def _new_group(self, key: Sequence[int]) -> Any:
-        watch = heartbeat()
+        # The groups of mpi4py watch over their making themselves.
+        watch = heartbeat() if dist.get_backend() != "mpi4py" else None
         what = f"rank {self.rank}: making the group of ranks {list(key)}"
         with watch.waiting((), what) if watch is not None else nullcontext():
             return dist.new_group(list(key))

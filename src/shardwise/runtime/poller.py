@@ -46,8 +46,8 @@ class Adopted:
 class Watch(Protocol):
     """Be told of waits that last, and say when one cannot end any more."""
 
-    def begin_wait(self, ranks: Sequence[int], what: object) -> None:
-        """Note that this rank waits for the given ones."""
+    def begin_wait(self, ranks: Sequence[int], what: object, polled: bool = True) -> None:
+        """Note that this rank waits for the given ones; who does not poll for a verdict is ended by it."""
 
     def end_wait(self) -> None:
         """Note that the wait is over."""

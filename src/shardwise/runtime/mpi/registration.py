@@ -75,6 +75,11 @@ def _arrive(store: Store, members: list[int], timeout: timedelta) -> None:
     everyone = f"all/{(arrival - 1) // len(members)}"
     if arrival % len(members) == 0:
         store.set(everyone, "1")
+    me = load().COMM_WORLD.Get_rank()
+    watch = poller().watch
+    if watch is not None:
+        others = [rank for rank in members if rank != me]
+        watch.begin_wait(others, f"rank {me}: new group of ranks {members}", polled=False)
     try:
         store.wait([everyone], timeout)
     except dist.DistStoreError as error:
@@ -82,3 +87,6 @@ def _arrive(store: Store, members: list[int], timeout: timedelta) -> None:
             f"new group of ranks {members}: {store.add('arrived', 0) % len(members)} of {len(members)} ranks "
             f"came within {timeout.total_seconds():.0f} s; every member must call new_group in the same order"
         ) from error
+    finally:
+        if watch is not None:
+            watch.end_wait()
