@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from shardwise.cli import app
-from shardwise.runtime import TransportError, launch
+from shardwise.runtime import TransportError, doctor, launch
+from shardwise.runtime.cgroup import memory_limits
 from shardwise.runtime.doctor import Finding, usable
 from shardwise.runtime.mpi import mpiexec
 from shardwise.runtime.mpi.mpiexec import Mpiexec
@@ -87,7 +88,47 @@ def test_open_mpi_is_told_that_root_and_oversubscription_are_fine() -> None:
     command, extra = launch.mpi_command(Mpiexec("mpiexec", "Open MPI", "v5", ()), 4)
     assert "--oversubscribe" in command
     assert extra["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
-    assert launch.mpi_command(Mpiexec("mpiexec", "MPICH", "v5", ()), 4) == (["mpiexec", "-n", "4"], {})
+    assert launch.mpi_command(Mpiexec("mpiexec", "MPICH", "v5", ()), 4)[1] == {}
+
+
+@pytest.mark.parametrize("vendor", ["MPICH", "Intel MPI", "MVAPICH", "Open MPI"])
+def test_ranks_stay_on_this_host_inside_an_allocation_of_many(vendor: str) -> None:
+    command, extra = launch.mpi_command(Mpiexec("mpiexec", vendor, "v5", ()), 4)
+    if vendor == "Open MPI":
+        assert command[command.index("--host") + 1] == "localhost:4"
+        assert "slurm" in extra["OMPI_MCA_ras"]
+    else:
+        assert command[command.index("-hosts") + 1] == "localhost"
+        assert command[command.index("-launcher") + 1] == "fork"
+
+
+def test_a_job_runs_on_this_host_whatever_slurm_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocated = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOBID": "7",
+        "SLURM_NNODES": "2",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_NODELIST": "absent[1-2]",
+        "SLURM_JOB_NODELIST": "absent[1-2]",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+        # A name as long as those that some sites give to the folders of a job.
+        "TMPDIR": str(tmp_path / ("temporary" * 12)),
+    }
+    for name, value in allocated.items():
+        monkeypatch.setenv(name, value)
+    Path(allocated["TMPDIR"]).mkdir()
+    found = run(tmp_path, "-n", "2", "--launcher", "mpi")
+    assert found.returncode == 0, found.stderr
+    assert "[1] rank 1 args ['--flag', '0']" in found.stdout.splitlines()
+
+
+def test_sockets_lie_where_their_names_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.tempfile, "gettempdir", lambda: "/scratch/job")
+    assert launch.short_root() is None
+    monkeypatch.setattr(launch.tempfile, "gettempdir", lambda: "/scratch/" + 72 * "j")
+    assert launch.short_root() == "/tmp"
 
 
 def test_doctor_names_what_it_found() -> None:
@@ -97,6 +138,49 @@ def test_doctor_names_what_it_found() -> None:
     assert "mpiexec" in rows["MPI"]["value"]
     assert rows["launcher"]["value"] == "mpi"
     assert found.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limits"),
+    [
+        ("0::/\n", {"memory.max": "max\n"}, []),
+        ("0::/\n", {"memory.max": "1024\n"}, [1024]),
+        ("0::/job/step\n", {"job/step/memory.max": "max\n", "job/memory.max": "4096\n"}, [4096]),
+        (
+            "5:cpu:/x\n4:memory:/job\n1:name=systemd:/x\n",
+            {
+                "memory/job/memory.limit_in_bytes": "512\n",
+                "memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
+            },
+            [512, 2**63 - 4096],
+        ),
+        ("nonsense without colons", {}, None),
+    ],
+)
+def test_memory_is_what_the_control_groups_allow(
+    tmp_path: Path, own: str, files: dict[str, str], limits: list[int] | None
+) -> None:
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text)
+    assert memory_limits(tmp_path / "own", tmp_path / "root") == (limits or [])
+    assert memory_limits(tmp_path / "absent", tmp_path / "root") == []
+
+
+def test_doctor_tells_the_memory_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "memory_limits", lambda: [3 << 20, 2 << 20])
+    assert doctor.memory_bytes() == 2 << 20
+    monkeypatch.setattr(doctor, "memory_limits", list)
+    assert doctor.memory_bytes() > 2 << 20
+
+
+def test_doctor_pings_nccl_where_two_devices_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(doctor.dist, "is_nccl_available", lambda: True)
+    assert doctor._pingable() == ["mpi4py", "gloo", "nccl"]
+    monkeypatch.setattr(doctor.torch.cuda, "device_count", lambda: 1)
+    assert doctor._pingable() == ["mpi4py", "gloo"]
 
 
 def test_an_mpi_that_cannot_be_used_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from importlib import metadata
 import torch
 import torch.distributed as dist
 
+from shardwise.runtime import mpi
+from shardwise.runtime.cgroup import memory_limits
 from shardwise.runtime.environment import detect
 from shardwise.runtime.errors import TransportError
 from shardwise.runtime.launch import choose_launcher
@@ -61,8 +63,8 @@ def usable(findings: Sequence[Finding]) -> bool:
 
 
 def memory_bytes() -> int:
-    """Return the physical memory of this node."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the memory that processes here may use: that of the node, or what their container is given."""
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *memory_limits()])
 
 
 def _version(package: str) -> str:
@@ -95,12 +97,14 @@ def _backend() -> str:
 
 
 def _pingable() -> list[str]:
-    return ["mpi4py", "gloo"] if choose_launcher(None) == "mpi" else ["gloo"]
+    # Two ranks of NCCL need a device each.
+    nccl = ["nccl"] if torch.cuda.device_count() > 1 and dist.is_nccl_available() else []
+    return ([mpi.BACKEND] if choose_launcher(None) == "mpi" else []) + ["gloo"] + nccl
 
 
 def _ping(backend: str) -> Finding:
     """Start two ranks and measure a round trip."""
-    launcher = "mpi" if backend == "mpi4py" else "torchrun"
+    launcher = "mpi" if backend == mpi.BACKEND else "torchrun"
     options = ["-n", "2", "--launcher", launcher, "--backend", backend]
     command = [sys.executable, "-m", "shardwise.cli", "run", *options, "-m", "shardwise.runtime.ping"]
     name = f"ping {backend}"

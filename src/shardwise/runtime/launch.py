@@ -25,7 +25,11 @@ from shardwise.runtime.worker import ADDRESS
 
 LAUNCHERS = ("mpi", "torchrun")
 _GRACE_SECONDS = 3.0
+# The kernel takes 107 bytes for the name of a socket; the folder and the socket in it need 26 of them.
+_ROOT_BYTES = 80
 _LEAVE_SECONDS = 20.0
+# What Open MPI is not to ask for nodes: the schedulers.
+_FOREIGN_NODES = "^slurm,tm,pbs,lsf,gridengine,alps,flux"
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,14 @@ def run(job: Job) -> int:
         raise ValueError(f"ranks: found {job.size}; expected at least 1")
     if job.launcher == "torchrun" and job.backend == "mpi4py":
         raise ValueError("backend 'mpi4py' needs the launcher 'mpi'; torchrun starts no MPI world")
-    with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
+    with tempfile.TemporaryDirectory(prefix="shardwise-", dir=short_root()) as folder:
         return _Run(job, os.path.join(folder, "socket")).finish()
+
+
+def short_root() -> str | None:
+    """Return where a folder with a socket can be: the usual place (None), unless its name is too long."""
+    usual = tempfile.gettempdir()
+    return "/tmp" if len(os.fsencode(usual)) > _ROOT_BYTES else None
 
 
 def environment(job: Job, address: str) -> dict[str, str]:
@@ -87,12 +97,17 @@ def environment(job: Job, address: str) -> dict[str, str]:
 
 
 def mpi_command(mpiexec: Mpiexec, size: int) -> tuple[list[str], dict[str, str]]:
-    """Return how to start ranks with an MPI, even as root and with more ranks than cores."""
+    """Return how to start ranks with an MPI on this host, even as root and with more ranks than cores.
+
+    Inside an allocation of several nodes an MPI would spread them over all, with its scheduler's help.
+    """
     command = [mpiexec.path, "-n", str(size)]
     if mpiexec.vendor != "Open MPI":
-        return command, {}
-    allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return [*command, "--oversubscribe", "--bind-to", "none"], allow
+        return [*command, "-launcher", "fork", "-hosts", "localhost"], {}
+    extra = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    # Version 5 reads the variables of its launcher, PRRTE.
+    extra |= {f"{prefix}_MCA_ras": _FOREIGN_NODES for prefix in ("OMPI", "PRTE")}
+    return [*command, "--host", f"localhost:{size}", "--oversubscribe", "--bind-to", "none"], extra
 
 
 class _Run:
