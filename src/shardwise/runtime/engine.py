@@ -23,7 +23,7 @@ from shardwise.runtime.overlap import NOTHING, Overlap
 from shardwise.runtime.placement import programs_of
 from shardwise.runtime.reducer import Reducer
 from shardwise.runtime.rules import Surroundings
-from shardwise.runtime.session import progress
+from shardwise.runtime.session import driver, progress
 from shardwise.runtime.stage import BoundStage
 from shardwise.runtime.statistics import Ledger, needs_folding
 from shardwise.runtime.store import Store
@@ -76,6 +76,8 @@ class Engine:
         self.stages: dict[tuple[int, int], BoundStage] = {}
         self._bind_stages()
         self.channels = bind_channels(lowered, fabric, self.roles, self.replica, bench.device)
+        # Messages between stages travel while others compute; sums of gradients are driven as they start.
+        self.between = driver() if self.channels else None
         self._plan_ahead()
         self.run: Mapping[Act, Callable[[Action, int], None]] = {
             Act.RECEIVE: self._receive,
@@ -165,6 +167,7 @@ class Engine:
         """
         self.feed, self.update, self.reduces = feed, update, reduce
         self.weight, self.sums = weight, sums
+        self.bench.surroundings.between = self.between
         self.flights: dict[tuple[int, int], _Flight] = {}
         self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self.input_grads: dict[str, Tensor] = {}

@@ -49,6 +49,7 @@ class Segment:
             later: the computation whose weight gradient is left to the second half of backward.
         """
         made = {op.makes.slot for op in ops}
+        self.surroundings = surroundings
         self.calls = []
         self.reads: dict[str, bool] = {}
         overwrites = rectified_in_place(ops, rank, outside)
@@ -107,6 +108,7 @@ class Segment:
         return local, leaves
 
     def _run(self, local: Slots, notes: list[Note] | None, ahead: Slots) -> None:
+        between = self.surroundings.between
         for (run, names, makes, later), frees in zip(self.calls, self.frees, strict=True):
             made = ahead.pop(makes, None)
             with WeightsLater(notes, made) if later and notes is not None else nullcontext():
@@ -114,6 +116,8 @@ class Segment:
             # What autograd did not save is free for the next layer, as in a plain forward pass.
             for name in frees:
                 del local[name]
+            if between is not None:
+                between()
 
     def _note(self, local: Slots, packed: Sequence[SavedBox], flow: Flow) -> None:
         """Find what autograd saved of the outputs that a regrid is about to copy."""

@@ -213,6 +213,12 @@ def progress(action: object = None) -> None:
         mpi.poller().progress()
 
 
+def driver() -> Callable[[], object] | None:
+    """Return what lets outstanding messages advance; None where they do so by themselves."""
+    mpi_speaks = _session is not None and _session.size > 1 and _session.backend == mpi.BACKEND
+    return mpi.poller().progress if mpi_speaks else None
+
+
 def choose_backend(asked: str | None, place: Place) -> str:
     """Return the backend asked for, or the best one for this place."""
     name = asked or os.environ.get("SHARDWISE_BACKEND")
@@ -230,6 +236,8 @@ def choose_backend(asked: str | None, place: Place) -> str:
 def _choose_device(backend: str, place: Place) -> torch.device:
     if not torch.cuda.is_available() or backend == "gloo":
         return torch.device("cpu")
+    # Messages that wait on the device must not share a queue with the computations they wait for.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

@@ -95,6 +95,8 @@ class BoundStage:
         def complete(_: Tensor) -> None:
             if self._listener is not None:
                 self._listener(name)
+            if self.surroundings.between is not None:
+                self.surroundings.between()
 
         return complete
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -17,9 +17,11 @@ class Surroundings:
         seed: what random masks start from, the same on every rank.
         step: the number of steps so far.
         first_sample: position in the mini-batch of the first sample of the current micro-batch.
+        between: called between two computations where messages may be under way that need it, else None.
     """
 
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     seed: int = 0
     step: int = 0
     first_sample: int = 0
+    between: Callable[[], object] | None = None
