@@ -27,7 +27,7 @@ from shardwise.runtime.session import driver, progress
 from shardwise.runtime.stage import BoundStage
 from shardwise.runtime.statistics import Ledger, needs_folding
 from shardwise.runtime.store import Store
-from shardwise.runtime.weights_later import Note, WeightsLater
+from shardwise.runtime.weights_later import Note
 
 _AHEAD = 4
 
@@ -221,8 +221,8 @@ class Engine:
         if self.counts is not None:
             self.counts.set(m)
         training = self.lowered.program.training
-        with WeightsLater(flight.notes) if self.later else nullcontext():
-            flight.departures, flight.tape = stage.forward(flight.arrivals, keep=training)
+        later = flight.notes if self.later else None
+        flight.departures, flight.tape = stage.forward(flight.arrivals, training, later)
         flight.arrivals = {}
         if self.ledger is not None:
             self.ledger.record(action.stage, action.direction, m)

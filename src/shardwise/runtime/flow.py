@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from shardwise.runtime.weights_later import Note
+
 Slots = dict[str, Tensor]
 
 
@@ -25,11 +27,13 @@ class Flow:
         slots: by name.
         saved: what autograd saved of those that will be copied elsewhere.
         ahead: outputs of computations that are yet to come, computed while messages travelled.
+        later: collects the weights' parts of backward in programs that do them at times of their own.
     """
 
     slots: Slots
     saved: dict[str, list[SavedBox]] = field(default_factory=dict)
     ahead: Slots = field(default_factory=dict)
+    later: list[Note] = field(default_factory=list)
 
 
 @dataclass

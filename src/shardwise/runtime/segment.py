@@ -91,7 +91,7 @@ class Segment:
             out = local[slot]
             edges.append(torch.autograd.graph.get_gradient_edge(out) if out.requires_grad else None)
             slots[slot] = out.detach()
-        return leaves, edges, notes
+        return leaves, edges, notes, flow.later
 
     def _enter(self, slots: Slots) -> tuple[Slots, Slots]:
         local: Slots = {}
@@ -128,7 +128,7 @@ class Segment:
 
     def begin(self, saved: Any, grads: Slots) -> list[Note]:
         """Differentiate; return the weights' parts that are left."""
-        leaves, edges, notes = saved
+        leaves, edges, notes, later = saved
         pairs = [
             (edge, grads.pop(slot))
             for slot, edge in zip(self.makes, edges, strict=True)
@@ -136,9 +136,9 @@ class Segment:
         ]
         if pairs:
             torch.autograd.backward([edge for edge, _ in pairs], [grad for _, grad in pairs])
-        # A sum hands one gradient to both of its operands, and one of them may be put off with its weights;
-        # they are added to separately.
-        seen = {note.gradient.untyped_storage().data_ptr() for note in notes}
+        # A sum hands one gradient to both of its operands, and one of them may be put off with its weights,
+        # to the second half or to a time of its own; they are added to separately.
+        seen = {note.gradient.untyped_storage().data_ptr() for note in (*notes, *later)}
         for slot, leaf in leaves.items():
             if leaf.grad is not None:
                 shared = leaf.grad.untyped_storage().data_ptr()

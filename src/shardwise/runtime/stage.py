@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from shardwise.runtime.interior import interior_of
 from shardwise.runtime.overlap import Overlap
 from shardwise.runtime.rules import Surroundings
 from shardwise.runtime.segment import Segment
+from shardwise.runtime.weights_later import Note, WeightsLater
 from shardwise.runtime.wire import Wires
 
 Ready = Callable[[str], None]
@@ -115,14 +117,20 @@ class BoundStage:
             interior = next(found, None)
         return Exchanged(op, self.rank, wires.group, self.device, tag, interior)
 
-    def forward(self, arrivals: Slots, keep: bool = True) -> tuple[Slots, Tape]:
-        """Compute the stage; return its departures by value name and the tape for backward."""
-        flow = Flow(dict(arrivals))
+    def forward(
+        self, arrivals: Slots, keep: bool = True, later: list[Note] | None = None
+    ) -> tuple[Slots, Tape]:
+        """Compute the stage; return its departures by value name and the tape for backward.
+
+        Backward will leave the weights' parts to `later`, if given, instead of doing them.
+        """
+        flow = Flow(dict(arrivals), later=[] if later is None else later)
         slots, tape = flow.slots, Tape()
-        for step, frees in zip(self.steps, self.frees, strict=True):
-            tape.saved.append(step.forward(flow, keep))
-            for slot in frees:
-                slots.pop(slot, None)
+        with WeightsLater(flow.later) if later is not None else nullcontext():
+            for step, frees in zip(self.steps, self.frees, strict=True):
+                tape.saved.append(step.forward(flow, keep))
+                for slot in frees:
+                    slots.pop(slot, None)
         return {name: slots[held.slot] for name, held in self.program.departures.items()}, tape
 
     def backward(self, tape: Tape, grads: Slots, ready: Ready | None = None) -> Slots:
