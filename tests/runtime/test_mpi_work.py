@@ -224,24 +224,24 @@ def test_a_deadline_raises_an_error_that_names_rank_peer_operation_and_tensor() 
 
 def collectives_that_rank_1_joins_late() -> list[str]:
     """Call collectives with a timeout of their own, in each of the ways in which torch gives one."""
-    group, short = dist.group.WORLD, timedelta(seconds=0.2)
+    group, short = dist.group.WORLD, timedelta(seconds=0.1)
     options = dist.AllreduceOptions()
     options.timeout = short
-    one, two = torch.ones(1), [torch.ones(1), torch.ones(1)]
+    add = dist.ReduceOp.SUM
     calls: list[Callable[[timedelta | None], Any]] = [
-        lambda limit: group.allreduce([one], options if limit else dist.AllreduceOptions()),
-        lambda limit: group.allreduce(one, dist.ReduceOp.SUM, limit),
-        lambda limit: group.reduce(one, 0, dist.ReduceOp.SUM, limit),
-        lambda limit: group.reduce_scatter(one, two, dist.ReduceOp.SUM, limit),
-        lambda limit: group.broadcast(one, 1, limit),
-        lambda limit: group.allgather(two, one, timeout=limit),
-        lambda limit: group.gather(two, one, 0, limit),
-        lambda limit: group.alltoall(two, two, timeout=limit),
+        lambda limit: group.allreduce([torch.ones(1)], options if limit else dist.AllreduceOptions()),
+        lambda limit: group.allreduce(torch.ones(1), add, limit),
+        lambda limit: group.reduce(torch.ones(1), 0, add, limit),
+        lambda limit: group.reduce_scatter(torch.ones(1), [torch.ones(1)] * 2, add, limit),
+        lambda limit: group.broadcast(torch.ones(1), 1, limit),
+        lambda limit: group.allgather([torch.ones(1), torch.ones(1)], torch.ones(1), timeout=limit),
+        lambda limit: group.gather([torch.ones(1), torch.ones(1)], torch.ones(1), 0, limit),
+        lambda limit: group.alltoall(list(torch.ones(2, 1)), list(torch.ones(2, 1)), timeout=limit),
         lambda limit: group.barrier(timeout=limit),
     ]
     late = dist.get_rank() == 1
     if late:
-        time.sleep(0.2 * len(calls) + 0.5)
+        time.sleep(0.1 * len(calls) + 0.5)
     works, errors = [], []
     for call in calls:
         works.append(call(None if late else short))
@@ -262,7 +262,7 @@ def test_collectives_honour_a_timeout_of_their_own() -> None:
     assert len(found) == len(names) + 2
     for name, text in zip([*names, "all_to_all", "barrier"], found, strict=True):
         assert text.startswith(f"rank 0: {name}")
-        assert "not complete after 0.2 s" in text
+        assert "not complete after 0.1 s" in text
 
 
 def straight_through() -> list[float]:

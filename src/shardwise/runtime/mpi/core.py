@@ -98,9 +98,10 @@ class Core(dist.ProcessGroup):
         if self._size == 2:
             self.poller.ring(self._others)
         limit = opts if isinstance(opts, timedelta) else getattr(opts, "timeout", None)
+        seconds = self._deadline_seconds
         # torch says "not given" by a negative time.
-        given = limit is not None and limit > timedelta(0)
-        seconds = limit.total_seconds() if given else self._deadline_seconds
+        if limit is not None and limit > timedelta(0):
+            seconds = limit.total_seconds()
         return MPIWork(self, request, seconds, name, self._others, outputs, keep, finish)
 
     def shutdown(self) -> None:

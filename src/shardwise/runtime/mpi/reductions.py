@@ -176,8 +176,9 @@ class Reductions(Core):
 def _op(opts: Any) -> Any:
     if opts is None:
         return _SUM
-    if isinstance(opts, dist.ReduceOp):
-        return opts
+    # An operation's bare name says that it is an instance of ReduceOp, too.
     if isinstance(opts, dist.ReduceOp.RedOpType):
         return dist.ReduceOp(opts)
+    if isinstance(opts, dist.ReduceOp):
+        return opts
     return opts.reduceOp
