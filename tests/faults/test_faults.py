@@ -161,6 +161,7 @@ def test_a_silent_rank_in_a_training_step_ends_the_job_and_everything_is_named(
     assert found.leftover == []
 
 
+@pytest.mark.full
 def test_a_rank_that_does_not_come_to_a_new_group_is_named() -> None:
     found = finish(start("run mpi", "group", timeout=2.0))
     assert found.code != 0

@@ -64,7 +64,7 @@ def by_pair(program: Program, with_kind: bool) -> tuple[dict, dict]:
     return sent, received
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(programs())
 def test_between_two_ranks_values_keep_their_order_and_so_do_gradients(program):
     sent, received = by_pair(program, with_kind=True)
