@@ -52,7 +52,7 @@ def plans() -> list[str]:
             continue  # two directions need a micro-batch each
         more = " replication=2" if schedule == "gems-master" else ""
         found.append(f"stages={stages} schedule={schedule} micro_batches={parts}{more}")
-    return found
+    return found + [f"stages=2x1|1 schedule={schedule} micro_batches=4" for schedule in SCHEDULES]
 
 
 @pytest.mark.parametrize("name", NAMED)
