@@ -19,13 +19,13 @@ class Move:
     Args:
         kind: `regrid` (packing, unpacking, copying what stays) or `sum` (adding one tensor to another).
         nbytes: what is read and written.
-        touches: words, and shapes of what is touched.
+        touches: words, and boxes or shapes of what is touched.
         shape, dtype: of a sum.
     """
 
     kind: str
     nbytes: float
-    touches: tuple[str | tuple[tuple[int, ...], ...], ...]
+    touches: tuple[str | tuple[Box | tuple[int, ...], ...], ...]
     shape: tuple[int, ...] = ()
     dtype: str = ""
 
@@ -48,11 +48,11 @@ def move_of(op: Regrid, rank: int, *, back: bool = False) -> Move:
     for m in op.messages_of(rank):
         name = "stay" if m.source == m.target else "out" if (m.source == rank) != back else "in"
         parts[name].append(m.box)
-    shapes = [what for name, boxes in parts.items() for what in (name, tuple(b.shape for b in boxes))]
+    touched = [what for name, boxes in parts.items() for what in (name, tuple(boxes))]
     travelling = sum(b.size for name in ("out", "in") for b in parts[name])
     nbytes = 2 * (there.size + travelling) * itemsize
     first = f"back {dtype}" if back else dtype
-    return Move(REGRID, nbytes, (first, (here.shape,), (there.shape,), *shapes))
+    return Move(REGRID, nbytes, (first, (here,), (there,), *touched))
 
 
 def sum_of(shape: Sequence[int], dtype: str, itemsize: int) -> Move:
@@ -85,5 +85,5 @@ def joins(ops: Sequence[Op], departures: set[str]) -> list[tuple[int, ...]]:
     return result[::-1]
 
 
-def _text(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
+def _text(what: Box | Sequence[int]) -> str:
+    return "x".join(map(str, what.shape if isinstance(what, Box) else what))

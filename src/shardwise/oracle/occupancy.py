@@ -25,7 +25,9 @@ def step_memory(
     """
     held = walk.footprints(position)
     trained = {n: size for f in held.values() for n, size in f.trained.items()}
-    fullest = _Alive(walk, position).fullest()
+    if position not in walk.moments:
+        walk.moments[position] = _Alive(walk, position).fullest()
+    fullest = walk.moments[position]
     travelling = sum(bucket.gathered_bytes for bucket in walk.buckets[position])
     return {
         "weights": float(sum(f.weights for f in held.values())),

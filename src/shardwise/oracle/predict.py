@@ -136,13 +136,13 @@ class Oracle:
 
     def seconds(self, plan: Plan, batch: int) -> float:
         """Return only the step's seconds."""
-        spans = self._simulate(self.walk(plan, batch).events(), plan)
+        spans = self._simulate(self.walk(plan, batch).events, plan)
         return max((span.end for span in spans), default=0.0)
 
     def quick(self, plan: Plan, batch: int) -> tuple[float, float]:
         """Return the step's seconds and the bytes of the fullest rank, and nothing else."""
         walk = self.walk(plan, batch)
-        spans = self._simulate(walk.events(), plan)
+        spans = self._simulate(walk.events, plan)
         memory = (sum(m.values()) for m in self._memory(walk))
         return max((span.end for span in spans), default=0.0), max(memory)
 
@@ -170,7 +170,7 @@ class Oracle:
         machine, _ = self._crowded(plan)
         samples = batch or self.graph.batch
         walk = self.walk(plan, samples)
-        lists = walk.events()
+        lists = walk.events
         cores = machine.node.cores if machine.device.host else 0
         per_node = self.ranks_per_node(plan.ranks)
         spans = self._simulate(lists, plan)

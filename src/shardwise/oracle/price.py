@@ -109,6 +109,7 @@ class _Pricer:
         self.weight_seconds: dict[tuple[int, int], float] = {}
         self.sharing: dict[int, tuple[int, ...]] = {}
         self.sums: dict[tuple[int, float], float] = {}
+        self.tiers: dict[tuple[int, int], Tier] = {}
 
     def op(self, op: Op, rank: int, index: int) -> tuple[Events, Events]:
         """Return the forward and the backward events of one rank in one operation."""
@@ -249,12 +250,18 @@ class _Pricer:
             sent[message.target == rank] += message.box.size * itemsize
         seconds = 0.0
         for peer, (out, arriving) in traffic.items():
-            tier = self.machine.tier((self.ranks[rank], self.ranks[peer]))
-            self._use(tier)
+            tier = self._tier(self.ranks[rank], self.ranks[peer])
             both = out > 0 and arriving > 0
             larger = max(out, arriving)
             seconds += tier.exchange_seconds(larger) if both else tier.message_seconds(larger)
         return tuple(self.ranks[peer] for peer in traffic), seconds
+
+    def _tier(self, one: int, other: int) -> Tier:
+        """Return the tier between two ranks; the same pairs exchange at every layer."""
+        if (one, other) not in self.tiers:
+            self.tiers[one, other] = self.machine.tier((one, other))
+            self._use(self.tiers[one, other])
+        return self.tiers[one, other]
 
     def _use(self, tier: Tier) -> None:
         self.price.fields |= tier_fields(tier)

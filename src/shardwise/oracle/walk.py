@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from shardwise.graph import Kind as LayerKind
 from shardwise.machine import Machine
@@ -62,7 +63,10 @@ class Walk:
         self.crossings: dict[tuple[object, ...], tuple[Crossing, ...]] = {}
         self.sums: dict[tuple[tuple[int, ...], int], tuple[Event, Event]] = {}
         self.edge_index = {edge: i for i, edge in enumerate(self.lowered.program.edges)}
+        # The fullest moment of every position, once somebody has looked for it.
+        self.moments: dict[int, tuple[float, float, float]] = {}
 
+    @cached_property
     def events(self) -> dict[int, list[Event]]:
         """Return the events of every simulated rank of the world."""
         result = {}
