@@ -1,6 +1,6 @@
 """How long a prediction takes: `python benchmarks/oracle/predictions.py [--write]`.
 
-ResNet-50 at 224 pixels, 4 samples a rank, on a preset machine. The first call of a plan cuts, lowers and prices
+ResNet-50 at 224 pixels, 4 samples a rank, on a preset. The first call of a plan cuts, lowers and prices
 its stages; later calls of the same plan, network and machine find that done, and simulate. Every plan gets an
 oracle of its own, but the network stays known for shapes of micro-batches that it was followed for before. A
 first call that takes longer than `PATIENCE` seconds is given up.
