@@ -97,12 +97,13 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         "# keras.applications models under plans, against Keras itself",
         "",
         "`python benchmarks/keras/applications.py`: one training step, smallest input, batch 2, float64,",
-        "dropout off. A cell is the largest difference from Keras over outputs, all gradients and all moving",
-        "averages, each relative to its tensor's largest value; equal means at most 1e-9. `own` is what",
-        "Keras makes of its input with the last bits changed. As built, many models divide by the variance of",
-        "two numbers, again and again, and Keras itself is as far from itself as one likes: a cell marked ~ is",
-        "at most 100 times `own` and proves little where `own` is large. Calm models are the same ones with an",
-        "epsilon of 1 in their batch norms, and leave no such room. NASNetMobile cannot be built on torch.",
+        "dropout off. A cell is the largest difference from Keras over outputs, all gradients and all",
+        "moving averages, each relative to its tensor's largest value; equal means at most 1e-9. `own` is",
+        "what Keras makes of its input with the last bits changed. As built, many models divide by the",
+        "variance of two numbers, again and again, and Keras itself is as far from itself as one likes: a",
+        "cell marked ~ is at most 100 times `own` and proves little where `own` is large. Calm models are the",
+        "same ones with an epsilon of 1 in their batch norms, and leave no such room. NASNetMobile cannot be",
+        "built on torch.",
     ]
     for calm, title in ((True, "Calm"), (False, "As built")):
         lines += [
