@@ -101,8 +101,8 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         "moving averages, each relative to its tensor's largest value; equal means at most 1e-9. `own` is",
         "what Keras makes of its input with the last bits changed. As built, many models divide by the",
         "variance of two numbers, again and again, and Keras itself is as far from itself as one likes: a",
-        "cell marked ~ is at most 100 times `own` and proves little where `own` is large. Calm models are the",
-        "same ones with an epsilon of 1 in their batch norms, and leave no such room. NASNetMobile cannot be",
+        "cell marked ~ is at most 100 times `own` and proves little where `own` is large. Calm models are",
+        "the same with an epsilon of 1 in their batch norms, and leave no such room. NASNetMobile cannot be",
         "built on torch.",
     ]
     for calm, title in ((True, "Calm"), (False, "As built")):
