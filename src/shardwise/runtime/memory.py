@@ -7,6 +7,7 @@ does not depend on what other libraries or the operating system do.
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,16 @@ class Peak:
     high_water_bytes: int
 
 
+def allocator_profile() -> torch.profiler.profile:
+    """Return a profiler of the events of torch's allocator that says nothing on the user's screen.
+
+    Its library reads how much to say when it is first used.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    return torch.profiler.profile(activities=activities, profile_memory=True)
+
+
 class PeakWatch:
     """Watch what happens between `start` and `stop`."""
 
@@ -40,8 +51,7 @@ class PeakWatch:
             self._before = torch.accelerator.memory_allocated(self.device)
             torch.accelerator.reset_peak_memory_stats(self.device)
             return
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        self._profile = torch.profiler.profile(activities=activities, profile_memory=True)
+        self._profile = allocator_profile()
         self._profile.start()
 
     def stop(self, since_ns: int = 0) -> Peak:

@@ -24,6 +24,7 @@ from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.clock import clock
 from shardwise.runtime.calibrate.values import SMALL, seed, stored
 from shardwise.runtime.in_place import rectify
+from shardwise.runtime.memory import allocator_profile
 from shardwise.runtime.regrid import bind_regrid
 from shardwise.runtime.rules import bind
 from shardwise.runtime.shared_norm import bind_norm
@@ -239,9 +240,8 @@ class Replay:
 
     def room(self) -> dict[tuple[str, str], float]:
         """Return what each operation allocates at its fullest moment, from the events of the allocator."""
-        activities = [torch.profiler.ProfilerActivity.CPU]
         self.marks = True
-        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        with allocator_profile() as profile:
             self.round({})
         self.marks = False
         events = profile.profiler.kineto_results.events()
