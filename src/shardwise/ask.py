@@ -90,7 +90,8 @@ def search(
             roofline of its device.
         optimizer_slots: copies of the parameters that the optimizer keeps.
         profile_seconds: budget for measuring layer shapes of the best plans that were not seen before.
-        exact: simulate event by event; default: for few ranks only.
+        exact: simulate every plan event by event that may be best; default: for few ranks, unless that
+            takes long.
         all_ranks: only plans that use all ranks.
         refuse: says why a plan must not be used, or nothing.
     """

@@ -2,11 +2,14 @@
 
 Nothing is dropped but plans that need more memory than there is, and plans that have a lower bound which is
 no better than what is already among the best `keep`. Small worlds are simulated event by event (`few`), large
-ones pass by pass (`worlds`).
+ones pass by pass (`worlds`); small worlds with very many plans of deep networks pass by pass first, and then
+the best of them event by event.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -23,8 +26,12 @@ from shardwise.oracle.search.tally import Tally
 from shardwise.oracle.search.worlds import Worlds, legal_rows
 from shardwise.plan import Plan
 
-# Up to so many ranks every plan that is simulated is simulated event by event.
+# Up to so many ranks plans are ranked by a simulation of every event.
 EXACT_RANKS = 8
+# That takes about a second for so many layers of all plans together; with more than ten times as many only
+# the best of a quicker search are simulated.
+_LAYERS_PER_SECOND = 7_000
+_QUICKLY_BEST = 16
 
 
 def search(
@@ -54,30 +61,48 @@ def search(
         keep: how many plans to rank.
         kernels: times of computations; default a roofline of the machine's device.
         optimizer_slots: copies of the parameters that the optimizer keeps.
-        exact: simulate event by event; default: for few ranks only.
+        exact: simulate every plan event by event that may be best; default: for few ranks, unless that
+            takes long.
         all_ranks: only plans that use all ranks.
         refuse: says why a plan must not be used, or nothing.
     """
-    kept = Kept(objective, keep)
     if ranks < 1:
         raise ValueError(f"ranks: {ranks} found; at least 1")
     where = Machine.load(machine)
     oracle = oracle_of(graph, where, kernels, optimizer_slots=optimizer_slots)
     samples, limit, tally = batch or graph.batch, memory or where.device.memory_bytes, Tally()
-    fine = ranks <= EXACT_RANKS if exact is None else exact
     rows = legal_rows(oracle.at(samples), ranks, all_ranks, tally, refuse)
-    found = (_few if fine else _many)(oracle, samples, rows, kept, limit, tally)
-    ordered = sorted(found, key=lambda e: (kept.score(e.step_seconds, e.peak_bytes, e.ranks), e.ranks))
-    return Ranking(
-        tuple(ordered[:keep]),
-        front_of(found),
-        tuple(tally.reasons),
-        tally.counts,
-        objective,
-        where.name,
-        ranks,
-        limit,
-    )
+
+    def ranked(fine: bool, count: int) -> Ranking:
+        kept, counted = Kept(objective, count), copy.deepcopy(tally)
+        found = (_few if fine else _many)(oracle, samples, rows, kept, limit, counted)
+        ordered = sorted(found, key=lambda e: (kept.score(e.step_seconds, e.peak_bytes, e.ranks), e.ranks))
+        return Ranking(
+            tuple(ordered[:count]),
+            front_of(found),
+            tuple(counted.reasons),
+            counted.counts,
+            objective,
+            where.name,
+            ranks,
+            limit,
+        )
+
+    few = ranks <= EXACT_RANKS
+    if exact is not None or not few or _is_quick(oracle, rows, ranks):
+        return ranked(few if exact is None else exact, keep)
+    best = ranked(False, max(keep, _QUICKLY_BEST)).simulated()
+    # What seems to fit may not, by a little; then every plan has to be looked at.
+    return dataclasses.replace(best, entries=best.entries[:keep]) if best.entries else ranked(True, keep)
+
+
+def _is_quick(oracle: Oracle, rows: list[Rows], ranks: int) -> bool:
+    """Tell whether all plans can be simulated in some seconds, or must be: where ranks share cores."""
+    machine = oracle.machine
+    if machine.device.host and min(ranks, oracle.ranks_per_node(ranks)) > machine.node.cores:
+        return True
+    plans = sum(len(some.shape) for some in rows)
+    return plans * len(oracle.graph) <= 10 * _LAYERS_PER_SECOND
 
 
 def _many(
