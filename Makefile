@@ -17,10 +17,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)   ## capture, ask, train and compare on this machine
 	$(BIN)/python examples/demo.py
 
-# Tests whose ranks keep both cores busy need them for themselves; the others, and those that mostly wait, share
+# Tests that compute on ranks of their own need the cores for them; the others, and those that mostly wait, share
 # the cores.
-RANKED  := tests/runtime tests/transparency
-WAITING := $(addprefix tests/runtime/test_,environment.py heap.py launch.py)
+RANKED  := tests/runtime tests/transparency tests/fit tests/keras/test_keras_training.py
+WAITING := tests/fit/test_fit_alone.py $(addprefix tests/runtime/test_,environment.py heap.py launch.py)
 SHARED  := $(filter-out $(RANKED) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(WAITING)
 
 test: lint       ## lint, types, import order and the default test suite (< 10 minutes on 2 cores)

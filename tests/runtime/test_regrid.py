@@ -16,7 +16,7 @@ SIZES = (2, 3, 4, 6)
 @pytest.mark.parametrize("size", SIZES)
 def test_random_regrids_equal_slices_and_their_adjoints_are_transposes(size, transport):
     worst = run_ranks(
-        regrid_cases.check_block, size=size, transport=transport, args=(size, 40 if size < 6 else 24)
+        regrid_cases.check_block, size=size, transport=transport, args=(size, 40 if size < 6 else 12)
     )
     assert max(worst) < 1e-12
 
