@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import random
 import sys
 import warnings
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from keras_models import as_called, double_precision, random_inputs
 import shardwise as sw
 from shardwise.graph.keras import wrap
 from shardwise.graph.trace import leaves
+from shardwise.keras.state import agree_random
+from shardwise.plan import Plan, mesh_of
+from shardwise.runtime.fabric import Fabric
 
 Logs = dict[str, list[float]]
 
@@ -263,3 +267,24 @@ def dropped(plan: str) -> Logs:
         sw.keras.distribute(model, plan)
         history: Logs = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
     return history
+
+
+def averaged() -> str:
+    """Return why a model whose optimizer averages all weights does not train in stages."""
+    model = compiled(optimizer=keras.optimizers.SGD(use_ema=True))
+    sw.keras.distribute(model, "stages=2")
+    try:
+        model.fit(*data(8), verbose=0)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def drawn() -> tuple[float, float, float]:
+    """Seed each rank differently, agree, and return what each generator draws."""
+    rank = sw.init().rank
+    random.seed(rank)
+    np.random.seed(rank)
+    torch.manual_seed(rank)
+    agree_random(Fabric(mesh_of(Plan(data=2))).world, rank)
+    return random.random(), float(np.random.random()), float(torch.rand(()))

@@ -54,6 +54,11 @@ def test_one_step_of_unusual_models_on_two_stages_equals_keras(name):
     assert max(run_ranks(step_difference, 2, args=(name, "stages=2", 4))) < 1e-9
 
 
+@pytest.mark.parametrize("plan", ["stages=2", "spatial=2x1"])
+def test_one_step_of_an_application_of_keras_equals_keras(plan):
+    assert max(run_ranks(step_difference, 2, args=("mobile", plan, 2))) < 1e-9
+
+
 def test_a_model_that_cannot_be_entered_runs_whole_on_each_of_two_replicas():
     assert max(run_ranks(step_difference, 2, args=("unpredictable", "data=2", 4))) < 1e-9
 

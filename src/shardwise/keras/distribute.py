@@ -113,6 +113,12 @@ class Distribution:
             raise ValueError(
                 f"layers {noisy} have activity regularizers, which are not supported under a plan"
             )
+        adding = [layer.name for layer in model._flatten_layers() if _adds_losses(layer)]
+        if adding:
+            raise ValueError(
+                f"layers {adding} call add_loss, which is not supported under a plan; give the model another "
+                "output and a loss for it"
+            )
         if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
             raise ValueError("LossScaleOptimizer is not supported under a plan; use its inner optimizer")
         if model.jit_compile:
@@ -151,10 +157,16 @@ class Distribution:
         return Steps(self.model, plan, data, self.seed)
 
     def _test_step(self, data: Any) -> Any:
-        if self.steps is None:
+        if self.steps is None or not self.steps.is_current():
             self.steps = self._made(data)
         with torch.no_grad():
             return self.steps.test_step(data)
+
+
+def _adds_losses(layer: Any) -> bool:
+    """Tell whether a layer's own code adds to the loss."""
+    code = getattr(inspect.unwrap(type(layer).call), "__code__", None)
+    return code is not None and "add_loss" in code.co_names
 
 
 def distribute(

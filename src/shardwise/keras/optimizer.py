@@ -30,6 +30,7 @@ class LocalOptimizer:
         self.clip = self.optimizer.global_clipnorm
         if self.clip is not None and self.optimizer.gradient_accumulation_steps:
             raise ValueError("global_clipnorm together with gradient_accumulation_steps is not supported")
+        entries = list(entries)
         for entry in entries:
             parameter = trainer.store.parameters.get(entry.name)
             if parameter is None or not entry.is_trained or not parameter.numel():
@@ -38,6 +39,8 @@ class LocalOptimizer:
                 self.whole.append((entry, parameter))
             else:
                 self.cut.append((keras.Variable(parameter, name=entry.variable.name), parameter))
+        if self.optimizer.use_ema and len(self.whole) < len(model.trainable_variables):
+            raise ValueError("use_ema needs all weights on every rank: use data=, spatial= or batch= plans")
         if not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
         self.twin: Any = self._twin() if self.cut else None

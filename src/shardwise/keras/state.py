@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,10 +52,20 @@ def agree_number(world: Wire, rank: int, value: float) -> float:
 
 
 def agree_random(world: Wire, rank: int) -> None:
-    """Let every rank draw the random numbers of rank 0 from now on, for shuffling; collective."""
+    """Let every rank draw the random numbers of rank 0 from now on, for shuffling; collective.
+
+    Keras shuffles arrays by torch, datasets of its own by Python; generators that augment may use NumPy.
+    """
     state = torch.get_rng_state().to(torch.int64)
-    agree(world, rank, [state])
+    version, numbers, _ = random.getstate()
+    other: dict[str, Any] = np.random.get_state(legacy=False)
+    python = torch.tensor(numbers, dtype=torch.int64)
+    numpy = torch.tensor([other["state"]["pos"], *other["state"]["key"].tolist()], dtype=torch.int64)
+    agree(world, rank, [state, python, numpy])
     torch.set_rng_state(state.to(torch.uint8))
+    random.setstate((version, tuple(python.tolist()), None))
+    position, *keys = numpy.tolist()
+    np.random.set_state({**other, "state": {"key": np.array(keys, dtype=np.uint32), "pos": position}})
 
 
 def state_tensors(model: Any) -> list[Tensor]:

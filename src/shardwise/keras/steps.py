@@ -54,19 +54,30 @@ class Steps:
             init=initialiser(self.module.variables),
         )
         check_statistics(self.trainer.network, plan)
+        if self.module.masked:
+            raise ValueError(
+                f"outputs of Keras model {model.name!r} carry a mask, by which Keras leaves entries out of "
+                "loss and metrics; that is not supported under a plan: let a last layer drop the mask, or "
+                "pass sample weights"
+            )
         entries = self.module.variables
         if is_weightless(model):
             adopt(self.trainer, model, entries)
         self.penalties = Penalties(self.trainer, entries)
+        self.compiled = _compiled(model)
         self.optimizer = LocalOptimizer(model, self.trainer, entries, self.penalties)
         self.trainer.optimizer = self.optimizer  # type: ignore[assignment]
 
     def fits(self, data: Any) -> bool:
-        """Tell whether a mini-batch has the structure that this trainer was made for."""
+        """Tell whether this trainer was made for the structure of a mini-batch and the model as it is."""
         _, y, weight = unpack_x_y_sample_weight(data)
         trained = {id(v) for v in self.model.trainable_variables}
         same = {id(e.variable) for e in self.module.variables if e.is_trained} == trained
-        return same and structure_of((y, weight)) == self.structure
+        return same and self.is_current() and structure_of((y, weight)) == self.structure
+
+    def is_current(self) -> bool:
+        """Tell whether the model is still compiled as it was."""
+        return all(a is b for a, b in zip(self.compiled, _compiled(self.model), strict=True))
 
     def _targets(self, y: Any, weight: Any, batch: int) -> list[Tensor]:
         flat = [keras.ops.convert_to_tensor(t) for t in leaves((y, weight)) if t is not None]
@@ -121,6 +132,11 @@ class Steps:
             whole.append(tensor)
         given = iter(whole)
         return transform(graph.outputs, lambda _: next(given))
+
+
+def _compiled(model: Any) -> tuple[Any, ...]:
+    """Return what `compile` made."""
+    return model.optimizer, model._compile_loss, model._compile_metrics
 
 
 def check_statistics(graph: Graph, plan: Plan) -> None:

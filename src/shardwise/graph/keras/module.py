@@ -41,6 +41,8 @@ class KerasModule(Foreign):
         # None where nothing is known: one tensor is given as it is, several as a list.
         self.structure = model._inputs_struct if isinstance(model, Function) else []
         self.variables: list[Named] = named_variables(model)
+        # Whether outputs carry masks, which a graph has no place for; known once the model is captured.
+        self.masked = False
         self.names = {id(entry.variable): entry.name for entry in self.variables}
         for entry in self.variables:
             tensor = entry.view.apply(entry.variable.value.detach())

@@ -10,7 +10,8 @@ import keras
 from shardwise.graph.errors import CaptureError
 from shardwise.graph.example import Example, spec_of
 from shardwise.graph.keras import layers as rules
-from shardwise.graph.keras.flow import Flow, Scribe
+from shardwise.graph.keras import masks
+from shardwise.graph.keras.flow import Flow, Scribe, flows_in
 from shardwise.graph.keras.module import KerasModule
 from shardwise.graph.keras.walker import Walker
 from shardwise.graph.layer import Source
@@ -38,6 +39,9 @@ def walk(module: KerasModule, example: Example, *, whole: str = "") -> Trace:
     inside = None if whole else walker.inside(model, args, {})
     if inside is not None:
         outputs = walker.run(inside, "")
+        symbols = keras.tree.flatten(inside.function._outputs_struct)
+        explicit = any(masks.explicit(symbol) is not None for symbol in symbols)
+        module.masked = explicit or any(flow.mask is not None for flow in flows_in(outputs))
     elif whole:
         scribe.label = model.name
         outputs = walker.whole(model, args, {}, whole, decides=True)
