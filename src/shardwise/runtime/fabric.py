@@ -18,7 +18,8 @@ from shardwise.runtime.session import heartbeat
 from shardwise.runtime.wire import LoneWire, Post, Wire, Wires, keeps_order, wire_of
 
 # Making a group costs a round over its ranks, so groups outlive the trainer that asked for them.
-_groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = weakref.WeakKeyDictionary()
+_Key = tuple[bool, tuple[int, ...]]
+_groups: weakref.WeakKeyDictionary[Any, dict[_Key, Any]] = weakref.WeakKeyDictionary()
 
 
 class Fabric:
@@ -31,16 +32,22 @@ class Fabric:
         if mesh.size != self.size:
             raise ValueError(f"the plan needs {mesh.size} ranks, the job has {self.size}")
         world = dist.group.WORLD if dist.is_initialized() else None
-        self._groups = {} if world is None else _groups.setdefault(world, {tuple(range(self.size)): world})
-        self._wires: dict[tuple[int, ...], Wire] = {}
+        self._groups = (
+            {} if world is None else _groups.setdefault(world, {(False, tuple(range(self.size))): world})
+        )
+        self._wires: dict[_Key, Wire] = {}
         self.world = self.wire(range(self.size))
         self.ordered = self.size > 1 and keeps_order(world)
 
-    def adopt(self, sets: Iterable[Sequence[int]]) -> None:
-        """Make groups for sets of ranks that have none yet; every rank must give the same sets."""
+    def adopt(self, sets: Iterable[Sequence[int]], *, apart: bool = False) -> None:
+        """Make groups for sets of ranks that have none yet; every rank must give the same sets.
+
+        Sums that start when earlier ones are complete, such as those of gradients, do so at another time on
+        each rank. They need groups `apart`, in which nothing else can come between them.
+        """
         for key in sorted({tuple(sorted(set(ranks))) for ranks in sets}):
-            if len(key) > 1 and key not in self._groups:
-                self._groups[key] = self._new_group(key)
+            if len(key) > 1 and (apart, key) not in self._groups:
+                self._groups[apart, key] = self._new_group(key)
 
     def between_stages(self, back: bool) -> Post:
         """Return how values, or gradients on their way back, travel between stages."""
@@ -57,17 +64,17 @@ class Fabric:
         with watch.waiting((), what) if watch is not None else nullcontext():
             return dist.new_group(list(key))
 
-    def wire(self, ranks: Sequence[int]) -> Wire:
+    def wire(self, ranks: Sequence[int], *, apart: bool = False) -> Wire:
         """Return the wire among some ranks of the world, peers numbered in the given order."""
         order = tuple(ranks)
         if len(order) <= 1:
             return LoneWire()
-        if order not in self._wires:
-            key = tuple(sorted(order))
+        if (apart, order) not in self._wires:
+            key = (apart, tuple(sorted(order)))
             if key not in self._groups:
                 raise ValueError(f"no group was made for the ranks {order}")
-            self._wires[order] = wire_of(self._groups[key], order)
-        return self._wires[order]
+            self._wires[apart, order] = wire_of(self._groups[key], order)
+        return self._wires[apart, order]
 
     def adopt_stages(self, programs: Iterable[tuple[int, StageProgram]]) -> None:
         """Make the groups that the operations of the given stages talk in."""
@@ -99,4 +106,4 @@ class Fabric:
         )
 
     def _connected(self, ranks: Sequence[int]) -> Wire:
-        return self.wire(ranks) if tuple(sorted(ranks)) in self._groups else LoneWire()
+        return self.wire(ranks) if (False, tuple(sorted(ranks))) in self._groups else LoneWire()

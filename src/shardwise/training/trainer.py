@@ -167,13 +167,13 @@ class Trainer:
         return materialise(self.store, self.model, inside, self.seed, init)
 
     def _reducer(self, bucket_bytes: int) -> Reducer | None:
-        self.fabric.adopt(self.placement.sets())
+        self.fabric.adopt(self.placement.sets(), apart=True)
         wires = {}
         for name in self.store.parameters:
             box = self.store.boxes[name]
             ranks = self.placement.sharers(name, box)
             if len(ranks) > 1 and not box.empty:
-                wires[name] = self.fabric.wire(ranks)
+                wires[name] = self.fabric.wire(ranks, apart=True)
         if self.fabric.size == 1:
             return None
         return Reducer(self.store.parameters, wires, self.placement.order, bucket_bytes, self.recorder)
