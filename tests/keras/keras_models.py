@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -109,16 +110,28 @@ def sequence() -> Any:
     return keras.Model(start, layers.Dense(3)(layers.LSTM(5)(x)))
 
 
+def sequential() -> Any:
+    """A sequential model with another inside, and a model inside of that which is called with no mask."""
+    start = keras.Input((10, 10, 4))
+    x = layers.BatchNormalization()(layers.Conv2D(4, 3, padding="same", use_bias=False)(start))
+    innermost = keras.Model(start, layers.Activation("relu")(x))
+    inner = keras.Model(start, layers.MaxPooling2D(2)(innermost(start, mask=None)))
+    ending = keras.Sequential([layers.GlobalAveragePooling2D(), layers.Dense(3)])
+    return keras.Sequential([keras.Input((10, 10, 3)), layers.Conv2D(4, 1), inner, ending])
+
+
 def several() -> Any:
-    """Two inputs, two outputs by name, a shared layer and a nested model."""
-    left, right = keras.Input((8, 8, 3), name="left"), keras.Input((8, 8, 3), name="right")
+    """Two inputs by keys that are not their names, two outputs by name, a shared layer, a nested model."""
+    left, right = keras.Input((8, 8, 3), name="z"), keras.Input((8, 8, 3), name="a")
     shared = layers.Conv2D(4, 3, padding="same", activation="relu")
     inner_start = keras.Input((8, 8, 4))
     inner = keras.Sequential([inner_start, layers.Conv2D(4, 3), layers.BatchNormalization()], name="inner")
     x = layers.Add()([inner(shared(left)), inner(shared(right))])
     pooled = layers.GlobalAveragePooling2D()(x)
     outputs = {"kind": layers.Dense(3, name="kind")(pooled), "size": layers.Dense(1, name="size")(pooled)}
-    return keras.Model({"left": left, "right": right}, outputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras would rather have the names
+        return keras.Model({"left": left, "right": right}, outputs)
 
 
 @keras.saving.register_keras_serializable("shardwise_tests")
@@ -137,6 +150,37 @@ class Sorted(layers.Layer):
 
     def call(self, x: Any) -> Any:
         return keras.ops.sort(x, axis=1)
+
+
+class Block(layers.Layer):
+    """A block of the user's own that asks nobody whether it is trained; Keras tells the layers inside."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.conv = layers.Conv2D(4, 3, padding="same", use_bias=False)
+        self.norm = layers.BatchNormalization(momentum=0.8)
+        self.drop = layers.Dropout(rate)
+
+    def build(self, shape: Any) -> None:
+        self.conv.build(shape)
+        self.norm.build((*shape[:-1], 4))
+
+    def call(self, x: Any) -> Any:
+        return self.drop(keras.ops.relu(self.norm(self.conv(x))))
+
+
+class Closed(Block):
+    """The same, but its code depends on its data, so that it runs whole."""
+
+    def call(self, x: Any) -> Any:
+        return super().call(x) if float(keras.ops.max(x)) > -1e9 else x
+
+
+def blocks(rate: float = 0.0) -> Any:
+    """Layers of the user's own with batch norm and dropout inside: one is entered, one runs whole."""
+    x = start = keras.Input((8, 8, 3))
+    x = layers.Conv2D(4, 3, padding="same")(Block(rate)(x))
+    return keras.Model(start, layers.Dense(3)(layers.GlobalAveragePooling2D()(Closed(rate)(x))))
 
 
 def own_layers() -> Any:
@@ -163,6 +207,29 @@ class Subclassed(keras.Model):
 def subclassed() -> Any:
     """A subclassed model, built by a call."""
     model = Subclassed()
+    model(keras.Input((8, 8, 3)))
+    return model
+
+
+class Told(keras.Model):
+    """Tell a model inside that it is not trained, which Keras also takes for what is called after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        start = keras.Input((8, 8, 3))
+        x = layers.BatchNormalization()(layers.Conv2D(4, 3, padding="same")(start))
+        self.base = keras.Model(start, layers.Dropout(0.5)(x))
+        self.after, self.own = layers.BatchNormalization(), layers.BatchNormalization()
+        self.head = layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        x = keras.ops.relu(self.after(self.base(x, training=False)))
+        return self.head(keras.ops.mean(self.own(x, training=True), axis=(1, 2)))
+
+
+def told() -> Any:
+    """A subclassed model that tells the models inside how to behave."""
+    model = Told()
     model(keras.Input((8, 8, 3)))
     return model
 
@@ -268,9 +335,12 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[tuple[int, ...], ...]]] = {
     "channels_first": (channels_first, ((3, 3, 14, 12),)),
     "volume": (volume, ((2, 8, 9, 7, 2),)),
     "sequence": (sequence, ((2, 16, 4),)),
+    "sequential": (sequential, ((4, 10, 10, 3),)),
     "several": (several, ((4, 8, 8, 3), (4, 8, 8, 3))),
     "own_layers": (own_layers, ((2, 8, 8, 3),)),
     "subclassed": (subclassed, ((4, 8, 8, 3),)),
+    "told": (told, ((4, 8, 8, 3),)),
+    "blocks": (blocks, ((4, 8, 8, 3),)),
     "masked": (masked, ((3, 6, 4),)),
     "by_name": (by_name, ((3, 8, 8, 3), (3, 8, 8, 3))),
     "branches": (branches, ((2, 8, 8, 3),)),

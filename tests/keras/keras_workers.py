@@ -152,17 +152,24 @@ def two_outputs(plan: str | None) -> Logs:
     return history
 
 
-def saved(plan: str, folder: str) -> np.ndarray:
-    """Train under a plan with a checkpoint, save on rank 0, and return the predictions."""
+def saved(folder: str) -> tuple[np.ndarray, str]:
+    """Train by HyPar-Flow's words with a checkpoint, save on rank 0; return the predictions and the plan."""
     x, y = data()
     model = compiled()
     checkpoint = keras.callbacks.ModelCheckpoint(str(Path(folder) / "checkpoint-{epoch}.keras"))
-    sw.fit(model, x, y, plan=plan, batch_size=8, epochs=2, verbose=0, callbacks=[checkpoint])
+    plans: list[str] = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_end=lambda logs: plans.append(str(model._shardwise.trainer.plan))
+    )
+    parts = [6, len(model.layers) - 1 - 6]
+    strategy = {"strategy": "model", "num_partitions": 2, "layers_per_partition": parts}
+    fitting = {"batch_size": 8, "epochs": 2, "verbose": 0, "callbacks": [checkpoint, note]}
+    sw.fit(model, x, y, **strategy, **fitting)
+    assert "fit" not in vars(model), "the model is stock again"
     if sw.init().rank == 0:
         model.save(Path(folder) / "model.keras")
         np.save(Path(folder) / "x.npy", x)
-    predictions: np.ndarray = model.predict(x, verbose=0)
-    return predictions
+    return model.predict(x, verbose=0), plans[0]
 
 
 def by_strategy() -> tuple[str, list[str]]:
@@ -198,6 +205,43 @@ def without_weights(plan: str | None) -> tuple[Logs, float, np.ndarray, list[np.
         return history, held, model.predict(x, verbose=0), moments
 
 
+def continued(plan: str | None, folder: str, *, weightless: bool = False) -> tuple[Logs, list[np.ndarray]]:
+    """Load weights, fit twice, compile anew, load again and fit; return the losses and everything trained."""
+    file = str(Path(folder) / "start.weights.h5")
+    with double_precision(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x, y = data(16)
+        with sw.keras.weightless() if weightless else contextlib.nullcontext():
+            model = compiled(seed=5)
+        model.load_weights(file)
+        if plan is not None:
+            sw.keras.distribute(model, plan)
+        fitting = {"batch_size": 8, "shuffle": False, "verbose": 0}
+        losses = [model.fit(x, y, **fitting).history["loss"][0] for _ in range(2)]
+        model.compile(optimizer=keras.optimizers.Adam(2e-3), loss=model.loss)
+        losses += model.fit(x, y, **fitting).history["loss"]
+        model.load_weights(file)
+        losses += model.fit(x, y, **fitting).history["loss"]
+        sw.keras.gather(model)
+        losses.append(model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)["loss"])
+        state = [v.value.detach().numpy() for v in (*model.variables, *model.optimizer.variables)]
+    return {"loss": losses}, state
+
+
+def loaded_alone(folder: str) -> str:
+    """Return why a model without weights does not train when rank 0 alone loaded some."""
+    with sw.keras.weightless():
+        model = compiled()
+    if sw.init().rank == 0:
+        model.load_weights(str(Path(folder) / "start.weights.h5"))
+    sw.keras.distribute(model, "stages=2")
+    try:
+        model.fit(*data(8), verbose=0)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 class Board(keras.callbacks.TensorBoard):
     """Write a line where Keras's own, which needs TensorFlow, writes a summary."""
 
@@ -219,8 +263,15 @@ class Board(keras.callbacks.TensorBoard):
             print(epoch, sorted(logs or {}), file=file)
 
 
+class Halt(keras.callbacks.Callback):
+    """Stop after the first mini-batch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_training = True
+
+
 class Early(keras.callbacks.Callback):
-    """Stop after two epochs, on rank 0 only."""
+    """Stop after two epochs, on rank 0 only, which also counts mini-batches in its learning rate."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if epoch == 1 and sw.init().rank == 0:
@@ -242,13 +293,22 @@ def housekeeping(plan: str, folder: str) -> dict[str, Any]:
         sw.keras.distribute(model, plan)
         with contextlib.redirect_stdout(io.StringIO()) as screen:
             history = model.fit(x, y, batch_size=8, epochs=4, callbacks=callbacks, verbose=2)
+        lonely = [Halt()] if sw.init().rank == 1 else []
+        seen: list[int] = []
+        counts = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+        model.fit(x, y, batch_size=8, epochs=4, callbacks=[counts, *lonely], verbose=0)
+        rate = float(model.optimizer.learning_rate)
+        slower = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 1e-4)
+        model.fit(x, y, batch_size=8, callbacks=[slower] if sw.init().rank == 0 else [], verbose=0)
     changed = {
         v.path: not np.array_equal(a, np.array(v)) for v, a in zip(model.variables, before, strict=True)
     }
     frozen = {v.path for v in model.layers[4].variables}
     return {
         "epochs": history.epoch,
-        "rate": float(model.optimizer.learning_rate),
+        "rate": rate,
+        "later": float(model.optimizer.learning_rate),
+        "seen": seen,
         "screen": screen.getvalue(),
         "frozen": {changed[path] for path in frozen},
         "others": {changed[path] for path in changed.keys() - frozen},
@@ -256,17 +316,22 @@ def housekeeping(plan: str, folder: str) -> dict[str, Any]:
     }
 
 
-def dropped(plan: str) -> Logs:
-    """Return the history of a model with dropout."""
+def dropped(plan: str, name: str = "residual") -> tuple[Logs, list[np.ndarray]]:
+    """Return the history of a model with dropout, and what it keeps besides weights: averages and seeds."""
+    keras.utils.clear_session()  # masks depend on the names of layers, which Keras counts
     with double_precision(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         x, y = data(16)
         keras.utils.set_random_seed(1)
-        model = keras_models.residual(dropout=0.4)
+        if name == "blocks":
+            model = keras_models.blocks(0.4)
+            x = x[:, :8, :8]
+        else:
+            model = keras_models.residual(dropout=0.4)
         model.compile(optimizer="sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         sw.keras.distribute(model, plan)
-        history: Logs = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
-    return history
+        history: Logs = model.fit(x, y % 3, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    return history, [v.value.detach().numpy() for v in model.non_trainable_variables]
 
 
 def averaged() -> str:
@@ -275,6 +340,21 @@ def averaged() -> str:
     sw.keras.distribute(model, "stages=2")
     try:
         model.fit(*data(8), verbose=0)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def named() -> str:
+    """Return why ranks whose layers have different names do not share dropout masks."""
+    keras.utils.clear_session()
+    for _ in range(sw.init().rank):
+        keras.layers.Dropout(0.1)  # Keras counts
+    model = keras_models.residual(dropout=0.4)
+    model.compile(optimizer="sgd", loss="mse")
+    sw.keras.distribute(model, "spatial=2x1")
+    try:
+        model.fit(data(8)[0], np.zeros((8, 5)), verbose=0)
     except ValueError as error:
         return str(error)
     return ""

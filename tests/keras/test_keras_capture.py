@@ -11,12 +11,14 @@ import torch
 from keras_models import (
     MODELS,
     as_called,
+    blocks,
     double_precision,
     everything,
     own_layers,
     random_inputs,
     residual,
     sequence,
+    told,
     unpredictable,
 )
 
@@ -102,6 +104,22 @@ def test_a_model_that_cannot_be_entered_is_one_layer_and_says_why():
     assert layer.kind is Kind.OTHER
     assert "symbols" in layer.reason
     assert "torch.export" in layer.reason
+
+
+def test_layers_that_are_told_how_to_behave_do_so():
+    graph = sw.capture(told(), torch.randn(4, 8, 8, 3), training=True)
+    norms = [layer.attributes["batch_statistics"] for layer in graph if layer.op == "batch_norm"]
+    assert norms == [False, False, True]
+    assert not any(layer.kind is Kind.DROPOUT for layer in graph)
+
+
+def test_an_own_layer_with_batch_norm_and_dropout_is_entered_or_named_by_coverage():
+    graph = sw.capture(blocks(0.5), torch.randn(4, 8, 8, 3), training=True)
+    assert [layer.op for layer in graph if layer.op == "batch_norm"] == ["batch_norm"]
+    assert [layer.name for layer in graph if layer.kind is Kind.DROPOUT] != []
+    (opaque,) = [layer for layer in graph if layer.kind is Kind.OTHER]
+    assert "closed" in opaque.name
+    assert opaque.name in str(graph.coverage())
 
 
 class Negated(keras.layers.Layer):

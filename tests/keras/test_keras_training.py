@@ -11,13 +11,15 @@ import keras
 import numpy as np
 import pytest
 import torch
-from keras_models import masked
+from keras_models import double_precision, masked
 from keras_workers import (
     by_strategy,
     compiled,
+    continued,
     data,
     dropped,
     housekeeping,
+    loaded_alone,
     saved,
     step_difference,
     trained,
@@ -28,7 +30,7 @@ from keras_workers import (
 import shardwise as sw
 from ranks import run_ranks
 from shardwise.keras import plan_of
-from shardwise.keras.steps import check_statistics
+from shardwise.keras.refusals import check_statistics
 from shardwise.plan import PlanError
 
 RELOAD = """
@@ -44,12 +46,25 @@ sys.exit("shardwise" in sys.modules or not model.optimizer.built)
 
 
 @pytest.mark.parametrize("plan", ["stages=2", "spatial=2x1", "data=2", "filter=2"])
-@pytest.mark.parametrize("name", ["residual", "everything"])
+@pytest.mark.parametrize("name", ["residual", "everything", "channels_first"])
 def test_one_step_on_two_ranks_equals_keras(name, plan):
     assert max(run_ranks(step_difference, 2, args=(name, plan, 4))) < 1e-9
 
 
-@pytest.mark.parametrize("name", ["several", "own_layers", "subclassed", "masked", "by_name", "on_tensors"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sequential",
+        "several",
+        "own_layers",
+        "subclassed",
+        "told",
+        "blocks",
+        "masked",
+        "by_name",
+        "on_tensors",
+    ],
+)
 def test_one_step_of_unusual_models_on_two_stages_equals_keras(name):
     assert max(run_ranks(step_difference, 2, args=(name, "stages=2", 4))) < 1e-9
 
@@ -109,8 +124,8 @@ def test_history_in_single_precision_is_close():
 
 
 def test_two_stages_with_two_replicas_equal_two_replicas():
-    hybrid = run_ranks(trained, 4, args=("data=2 stages=2",), kwargs={"epochs": 2}, deadline=120)[0][0]
-    replicas = run_ranks(trained, 2, args=("data=2",), kwargs={"epochs": 2}, deadline=120)[0][0]
+    hybrid = run_ranks(trained, 4, args=("data=2 stages=2",), deadline=120)[0][0]
+    replicas = run_ranks(trained, 2, args=("data=2",), deadline=120)[0][0]
     assert distance(hybrid, replicas) < 1e-6
 
 
@@ -127,14 +142,43 @@ def test_losses_and_metrics_of_several_outputs_are_keras_own():
         assert distance(found, wanted) < 1e-3
 
 
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Return a folder with weights, and what stock Keras makes of them in several fits."""
+    folder = tmp_path_factory.mktemp("start")
+    with double_precision(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled(seed=3).save_weights(folder / "start.weights.h5")
+    return str(folder), continued(None, str(folder))
+
+
+@pytest.mark.parametrize(
+    ("plan", "weightless"), [("filter=2", False), ("filter=2", True), ("stages=2", True)]
+)
+def test_further_fits_go_on_from_the_weights_and_the_optimizer_of_the_last_or_from_loaded_ones(
+    start, plan, weightless
+):
+    folder, (losses, state) = start
+    for found, own in run_ranks(continued, 2, args=(plan, folder), kwargs={"weightless": weightless}):
+        assert distance(found, losses) < 1e-9
+        for a, b in zip(own, state, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
+
+
+def test_weights_that_one_rank_alone_loads_are_refused_for_a_weightless_model(start):
+    assert all("load_weights" in text for text in run_ranks(loaded_alone, 2, args=(start[0],)))
+
+
 def test_saved_models_reload_without_shardwise_and_predict_the_same(tmp_path):
-    predictions = run_ranks(saved, 2, args=("stages=2", str(tmp_path)), deadline=120)
-    np.testing.assert_array_equal(predictions[0], predictions[1])
+    (first, plan), (second, _) = run_ranks(saved, 2, args=(str(tmp_path),), deadline=120)
+    assert "stages=2" in plan
+    assert "cuts=add" in plan
+    np.testing.assert_array_equal(first, second)
     names = ("model", "checkpoint-2")
     command = [sys.executable, "-c", RELOAD, str(tmp_path), *names]
     assert subprocess.run(command, check=False).returncode == 0
     for name in names:
-        np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), predictions[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), first, rtol=1e-5, atol=1e-6)
 
 
 def test_callbacks_decide_alike_on_all_ranks_and_one_of_them_writes(tmp_path):
@@ -142,6 +186,8 @@ def test_callbacks_decide_alike_on_all_ranks_and_one_of_them_writes(tmp_path):
     for found in (first, second):
         assert found["epochs"] == [0, 1]  # rank 0 alone wanted to stop
         assert found["rate"] == pytest.approx(1e-3 / 2)
+        assert found["seen"] == [0]  # rank 1 alone wanted to stop in the middle of the epoch
+        assert found["later"] == pytest.approx(1e-4)  # rank 0 alone changed it
         assert found["frozen"] == {False}
         assert found["others"] == {True}
     assert "accuracy" in first["screen"]
@@ -150,10 +196,15 @@ def test_callbacks_decide_alike_on_all_ranks_and_one_of_them_writes(tmp_path):
     assert (tmp_path / "board0").read_text().count("loss") == 2
 
 
-def test_dropout_masks_do_not_depend_on_the_plan():
-    alone = dropped("data=1")
-    for found in run_ranks(dropped, 2, args=("stages=2",)):
+@pytest.mark.parametrize(
+    ("name", "plan"), [("residual", "stages=2"), ("blocks", "stages=2"), ("blocks", "spatial=2x1")]
+)
+def test_dropout_masks_do_not_depend_on_the_plan_also_inside_of_layers_that_run_whole(name, plan):
+    alone, kept = dropped("data=1", name)
+    for found, state in run_ranks(dropped, 2, args=(plan, name)):
         assert distance(found, alone) < 1e-9
+        for a, b in zip(state, kept, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
     assert alone["loss"][0] != alone["loss"][1]
 
 

@@ -6,26 +6,38 @@ import functools
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
 import torch
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
 from shardwise.graph import capture
 from shardwise.graph.layer import TensorSpec
-from shardwise.keras.callbacks import Agree, arranged
+from shardwise.keras.callbacks import Agree, Refresh, arranged, wishes
+from shardwise.keras.refusals import cuts_weights, refusal
 from shardwise.keras.state import (
     Versions,
+    agree_all,
     agree_number,
     agree_on_changed,
     agree_random,
+    slots,
     spread,
     state_tensors,
     versions,
 )
 from shardwise.keras.steps import Steps, inputs_of
 from shardwise.keras.strategy import Strategy, cut_names, plan_of
-from shardwise.keras.weightless import agree_on_seeds, check_callbacks, is_weightless, weightless
+from shardwise.keras.weightless import (
+    agree_on_seeds,
+    check_callbacks,
+    check_given,
+    is_weightless,
+    take_given,
+    weightless,
+)
 from shardwise.plan import Plan, mesh_of
 from shardwise.runtime.fabric import Fabric
 from shardwise.runtime.session import init
@@ -47,9 +59,7 @@ class Distribution:
     @property
     def _is_cut(self) -> bool:
         """Tell whether weights may be cut over ranks, so that this rank's slices are copies."""
-        if self.plan is None:
-            return True
-        return any(split.way.value in ("filter", "channel") for split in self.plan.stages)
+        return self.plan is None or cuts_weights(self.plan)
 
     @property
     def trainer(self) -> Any:
@@ -68,7 +78,6 @@ class Distribution:
         settings.pop("self")
         self._refuse()
         settings["verbose"] = settings["verbose"] if first else 0
-        agreement = Agree(self._begin, self._number)
         given = settings["callbacks"] or []
         given = given if isinstance(given, (list, tuple, keras.callbacks.CallbackList)) else [given]
         if is_weightless(model):
@@ -76,9 +85,9 @@ class Distribution:
             if not model.optimizer.built:
                 with weightless():
                     model.optimizer.build(model.trainable_variables)
-        settings["callbacks"] = arranged(given, first, self._refresh, agreement, always=self._is_cut)
+        settings["callbacks"] = self._callbacks(given)
         agree_random(self.fabric.world, self.session.rank)
-        if self._is_cut:
+        if self._is_cut and not is_weightless(model):
             self.steps = None  # slices are copies: take them anew from the model
         own = {"train_step": self._train_step, "test_step": self._test_step}
         for name, function in own.items():
@@ -93,6 +102,15 @@ class Distribution:
             # All ranks have the same now; the next fit need not compare what nobody touches until then.
             self._known = versions(state_tensors(model))
         return history
+
+    def _callbacks(self, given: Sequence[Any]) -> list[Any]:
+        """Return this rank's callbacks; what they need is agreed on, since ranks may have different ones."""
+        reads, decides, every = wishes(given)
+        reads, every = self._together(reads, every)
+        often, _ = self._together(decides, 0.0)
+        refresh = Refresh(self._refresh, int(every)) if reads or self._is_cut else None
+        agreement = Agree(self._begin, self._together, often)
+        return arranged(given, self.session.rank == 0, refresh, agreement)
 
     def _refuse(self) -> None:
         model = self.model
@@ -130,17 +148,21 @@ class Distribution:
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         if is_weightless(model):
+            check_given(world, self.session.size, model.variables)
             agree_on_seeds(world, rank, model.variables)
+            if self.steps is not None:
+                take_given(self.steps.trainer, self.steps.module.variables)
         else:
             agree_on_changed(world, rank, state_tensors(model), self._known)
         model._initial_epoch = int(agree_number(world, rank, float(model._initial_epoch or 0))) or None
 
-    def _number(self, value: float) -> float:
-        return agree_number(self.fabric.world, self.session.rank, value)
+    def _together(self, wish: bool, value: float) -> tuple[bool, float]:
+        return agree_all(self.fabric.world, self.session.rank, wish, value)
 
     def _refresh(self) -> None:
         if self.steps is not None and not is_weightless(self.model):
-            spread(self.steps.trainer, self.model, self.steps.module.variables)
+            steps = self.steps
+            spread(steps.trainer, self.model, steps.module.variables, steps.optimizer.pieces)
 
     def _train_step(self, data: Any) -> Any:
         if self.steps is None or not self.steps.fits(data):
@@ -149,12 +171,24 @@ class Distribution:
 
     def _made(self, data: Any) -> Steps:
         """Make the trainer for the structure of a mini-batch, choosing a plan first where none was given."""
-        plan = self.plan
-        if plan is None:
-            x = tuple(inputs_of(self.model, data))
-            graph = capture(self.model, x, training=True, check=False)
-            plan = self.plan = auto_plan(graph, self.session, int(x[0].shape[0])).plan
-        return Steps(self.model, plan, data, self.seed)
+        if self.plan is None:
+            self.plan = self._chosen(data)
+        if not is_weightless(self.model) or self.steps is None:
+            return Steps(self.model, self.plan, data, self.seed)
+        # The values are where the last cuts put them.
+        trainer = self.steps.trainer
+        names = tuple(trainer.graph.layers[cut].name for cut in trainer.cuts or ())
+        return Steps(self.model, replace(self.plan, cuts=names), data, self.seed, self.steps)
+
+    def _chosen(self, data: Any) -> Plan:
+        """Choose a plan of those under which the model trains as Keras trains it."""
+        model, (_, _, weight) = self.model, unpack_x_y_sample_weight(data)
+        x = tuple(inputs_of(model, data))
+        graph = capture(model, x, training=True, check=False)
+        kept = len(list(slots(model.optimizer))) / max(1, len(model.optimizer._trainable_variables))
+        refuse = partial(refusal, model, graph, weight is not None)
+        batch = int(x[0].shape[0])
+        return auto_plan(graph, self.session, batch, optimizer_slots=kept, refuse=refuse).plan
 
     def _test_step(self, data: Any) -> Any:
         if self.steps is None or not self.steps.is_current():
@@ -195,6 +229,11 @@ def distribute(
     """
     if plan != "auto" and strategy is not None:
         raise ValueError("give either a plan or a strategy, not both")
+    if strategy is None and (num_partitions, num_replicas, micro_batches) != (1, 1, 1):
+        raise ValueError(
+            f"num_partitions={num_partitions}, num_replicas={num_replicas}, micro_batches={micro_batches}: "
+            'say which strategy they are for, "data", "model" or "hybrid", or write them into a plan'
+        )
     chosen = None if plan == "auto" else Plan.parse(plan)
     if strategy is not None:
         parts = {"num_partitions": num_partitions, "num_replicas": num_replicas}
@@ -207,6 +246,14 @@ def distribute(
                 f"layers_per_partition: {len(layers_per_partition)} numbers, {len(chosen.stages)} partitions"
             )
         chosen = replace(chosen, cuts=_cuts(model, layers_per_partition))
+    before = vars(model).get(_OWN)
+    if before is not None and before.steps is not None and is_weightless(model):
+        if chosen not in (None, before.plan):
+            raise ValueError(
+                f"the ranks have the weights of {model.name!r} as {str(before.plan)!r} left them; call "
+                f"sw.keras.gather(model) before {str(chosen)!r}"
+            )
+        return model
     undistribute(model)
     distribution = Distribution(model, chosen, seed)
     object.__setattr__(model, _OWN, distribution)
@@ -238,10 +285,37 @@ def undistribute(model: Any) -> Any:
     return model
 
 
-def fit(model: Any, x: Any = None, y: Any = None, *, plan: Plan | str = "auto", **settings: Any) -> Any:
-    """Train a compiled Keras model under a plan; all other arguments are those of `model.fit`."""
-    distribute(model, plan)
+def fit(
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    *,
+    plan: Plan | str = "auto",
+    strategy: Strategy | None = None,
+    num_partitions: int = 1,
+    num_replicas: int = 1,
+    layers_per_partition: Sequence[int] | None = None,
+    micro_batches: int = 1,
+    seed: int = 0,
+    **settings: Any,
+) -> Any:
+    """Train a compiled Keras model under a plan, or a strategy of HyPar-Flow; see `distribute`.
+
+    All other arguments are those of `model.fit`. Afterwards the model is stock again, unless it was built
+    weightless: then `sw.keras.gather(model)` makes it so.
+    """
+    distribute(
+        model,
+        plan,
+        strategy=strategy,
+        num_partitions=num_partitions,
+        num_replicas=num_replicas,
+        layers_per_partition=layers_per_partition,
+        micro_batches=micro_batches,
+        seed=seed,
+    )
     try:
         return model.fit(x, y, **settings)
     finally:
-        undistribute(model)
+        if not is_weightless(model):
+            undistribute(model)

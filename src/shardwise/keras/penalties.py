@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import torch
 from torch import Tensor
@@ -11,6 +13,11 @@ from shardwise.graph.keras.variables import Named
 from shardwise.training.trainer import Trainer
 
 _ELEMENTWISE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+
+
+def reads_whole(regularizer: Any) -> bool:
+    """Tell whether a regularizer needs a weight in one piece."""
+    return regularizer is not None and not isinstance(regularizer, _ELEMENTWISE)
 
 
 class Penalties:
@@ -26,7 +33,7 @@ class Penalties:
                 continue
             box = trainer.store.boxes[entry.name]
             cut = box != Box.whole(trainer.placement.shapes[entry.name])
-            if cut and not isinstance(entry.variable.regularizer, _ELEMENTWISE):
+            if cut and reads_whole(entry.variable.regularizer):
                 raise ValueError(
                     f"{entry.name!r} is cut over ranks, but its regularizer "
                     f"{type(entry.variable.regularizer).__name__} reads it whole; use L1, L2, or another plan"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -51,6 +52,20 @@ def agree_number(world: Wire, rank: int, value: float) -> float:
     return float(number)
 
 
+def agree_all(world: Wire, rank: int, wish: bool, value: float) -> tuple[bool, float]:
+    """Return whether any rank wishes it, and rank 0's value; collective."""
+    numbers = torch.tensor([float(wish), 0.0 if rank else value], dtype=torch.float64)
+    world.all_reduce(numbers)
+    return bool(numbers[0]), float(numbers[1])
+
+
+def is_same(world: Wire, rank: int, words: Iterable[str]) -> bool:
+    """Tell whether all ranks have the same words; collective."""
+    own = float(zlib.crc32("\n".join(words).encode()))
+    differ, _ = agree_all(world, rank, agree_number(world, rank, own) != own, 0.0)
+    return not differ
+
+
 def agree_random(world: Wire, rank: int) -> None:
     """Let every rank draw the random numbers of rank 0 from now on, for shuffling; collective.
 
@@ -76,20 +91,48 @@ def state_tensors(model: Any) -> list[Tensor]:
     return [variable.value for variable in variables]
 
 
+def slot_lists(optimizer: Any) -> dict[str, list[Any]]:
+    """Return what the optimizer keeps for each trained variable, in their order, by its own names."""
+    known = optimizer._trainable_variables
+    lists = {name: value for name, value in vars(optimizer).items() if isinstance(value, list)}
+    return {name: value for name, value in lists.items() if len(value) == len(known) and value is not known}
+
+
 def slots(optimizer: Any) -> Iterator[tuple[int, Any]]:
     """Yield the optimizer's own variables that belong to a trained one, with its number."""
-    count = len(optimizer._trainable_variables)
-    for value in vars(optimizer).values():
-        if isinstance(value, list) and len(value) == count and value is not optimizer._trainable_variables:
-            yield from ((i, slot) for i, slot in enumerate(value) if isinstance(slot, keras.Variable))
+    for value in slot_lists(optimizer).values():
+        yield from ((i, slot) for i, slot in enumerate(value) if isinstance(slot, keras.Variable))
 
 
-def spread(trainer: Trainer, model: Any, entries: Iterable[Named]) -> None:
+def whole_slot(trainer: Trainer, entry: Named, slot: Any, pieces: Mapping[int, Tensor]) -> Tensor:
+    """Return one of the optimizer's variables, from the ranks that update it; collective.
+
+    Args:
+        trainer: what was trained.
+        entry: the weight that it belongs to.
+        slot: the optimizer's variable.
+        pieces: this rank's slices of such variables, by their ids.
+    """
+    rank, placement = trainer.fabric.rank, trainer.placement
+    shape, box = placement.shapes[entry.name], trainer.store.boxes.get(entry.name)
+    speaks = box is not None and not box.empty and placement.owner(entry.name, box) == rank
+    if all(held == Box.whole(shape) for held in placement.parameters[entry.name].values()):
+        value = slot.value.detach().clone() if speaks else torch.zeros(slot.shape, dtype=slot.value.dtype)
+        trainer.fabric.world.all_reduce(value)
+        return value
+    value = torch.zeros(shape, dtype=slot.value.dtype)
+    if speaks and box is not None:
+        value[box.slices()] = pieces[id(slot)].detach()
+    trainer.fabric.world.all_reduce(value)
+    return entry.view.invert(value, tuple(entry.variable.shape))
+
+
+def spread(trainer: Trainer, model: Any, entries: Iterable[Named], pieces: Mapping[int, Tensor]) -> None:
     """Bring weights and the optimizer's variables from the ranks that trained them to all; collective."""
-    size, rank = trainer.fabric.size, trainer.fabric.rank
+    size = trainer.fabric.size
     if size == 1 or model.optimizer is None:
         return
-    names = {id(entry.variable): entry.name for entry in entries}
+    by_id = {id(entry.variable): entry for entry in entries}
     placement = trainer.placement
     whole = {name: Box.whole(placement.shapes[name]) for name in placement.held}
     # What every rank trains is the same everywhere; averages may be each rank's own.
@@ -97,12 +140,8 @@ def spread(trainer: Trainer, model: Any, entries: Iterable[Named]) -> None:
     trainer.write_back([name for name in placement.held if name not in known])
     with torch.no_grad():
         for i, slot in slots(model.optimizer):
-            name = names.get(id(model.optimizer._trainable_variables[i]))
-            if name is None or name not in placement.parameters or name in known or not slot.value.numel():
+            entry = by_id.get(id(model.optimizer._trainable_variables[i]))
+            if entry is None or entry.name not in placement.parameters or entry.name in known:
                 continue
-            if any(box != whole[name] for box in placement.parameters[name].values()):
-                continue  # slices have an optimizer of their own, which starts anew with the next fit
-            mine = placement.owner(name, whole[name]) == rank
-            value = slot.value.detach().clone() if mine else torch.zeros_like(slot.value)
-            trainer.fabric.world.all_reduce(value)
-            slot.value.copy_(value)
+            if slot.value.numel():
+                slot.value.copy_(whole_slot(trainer, entry, slot, pieces))

@@ -9,7 +9,6 @@ import torch
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from torch import Tensor
 
-from shardwise.graph import Graph, Kind
 from shardwise.graph.keras import KerasModule
 from shardwise.graph.keras.module import flat_inputs, input_symbols
 from shardwise.graph.keras.variables import named_variables
@@ -18,7 +17,8 @@ from shardwise.keras.layout import store_as_torch
 from shardwise.keras.loss import KerasLoss, check_losses, structure_of
 from shardwise.keras.optimizer import LocalOptimizer
 from shardwise.keras.penalties import Penalties
-from shardwise.keras.weightless import adopt, initialiser, is_weightless
+from shardwise.keras.refusals import check_names, check_statistics
+from shardwise.keras.weightless import adopt, initialiser, is_weightless, settle
 from shardwise.plan import Plan, micro_batches_of
 from shardwise.training.trainer import Trainer
 
@@ -31,9 +31,13 @@ class Steps:
         plan: how it is split.
         data: the first mini-batch, `(x, y, sample_weight)`.
         seed: what dropout masks start from.
+        previous: the steps before, which a model without weights of its own continues.
     """
 
-    def __init__(self, model: Any, plan: Plan, data: Any, seed: int) -> None:
+    trainer: Trainer
+    optimizer: LocalOptimizer
+
+    def __init__(self, model: Any, plan: Plan, data: Any, seed: int, previous: Steps | None = None) -> None:
         x, y, weight = unpack_x_y_sample_weight(data)
         store_as_torch(model, named_variables(model))
         self.model, self.module = model, KerasModule(model)
@@ -51,9 +55,10 @@ class Steps:
             loss=self.loss,
             loss_mean="micro-batch",
             seed=seed,
-            init=initialiser(self.module.variables),
+            init=initialiser(self.module.variables, None if previous is None else previous.trainer),
         )
         check_statistics(self.trainer.network, plan)
+        check_names(self.trainer.network, self.trainer)
         if self.module.masked:
             raise ValueError(
                 f"outputs of Keras model {model.name!r} carry a mask, by which Keras leaves entries out of "
@@ -65,7 +70,9 @@ class Steps:
             adopt(self.trainer, model, entries)
         self.penalties = Penalties(self.trainer, entries)
         self.compiled = _compiled(model)
-        self.optimizer = LocalOptimizer(model, self.trainer, entries, self.penalties)
+        before = None if previous is None else previous.optimizer
+        self.optimizer = LocalOptimizer(model, self.trainer, entries, self.penalties, before)
+        settle(self.trainer, model, entries)
         self.trainer.optimizer = self.optimizer  # type: ignore[assignment]
 
     def fits(self, data: Any) -> bool:
@@ -137,20 +144,6 @@ class Steps:
 def _compiled(model: Any) -> tuple[Any, ...]:
     """Return what `compile` made."""
     return model.optimizer, model._compile_loss, model._compile_metrics
-
-
-def check_statistics(graph: Graph, plan: Plan) -> None:
-    """Refuse replicas where a layer that runs whole keeps averages: each would see its own share only."""
-    if plan.data == 1 or plan.batch_norm == "local":
-        return
-    for layer in graph:
-        averages = [name for name in layer.buffers if graph.buffers[name].is_float]
-        if layer.kind is Kind.OTHER and averages:
-            raise ValueError(
-                f"layer {layer.name!r} runs whole ({layer.reason}) and updates {averages}: {plan.data} "
-                "replicas would each use the statistics of their own samples; accept that with "
-                "batch_norm=local, or use stages"
-            )
 
 
 def inputs_of(model: Any, data: Any) -> list[Tensor]:

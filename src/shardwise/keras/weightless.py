@@ -16,15 +16,15 @@ from typing import Any
 import keras
 import torch
 from keras import callbacks as stock
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardwise.geometry import Box
 from shardwise.graph.keras.variables import Named
-from shardwise.keras.state import agree, slots
+from shardwise.keras.first import Given, empty, first_values, forget, give, maker_of
+from shardwise.keras.state import agree, slots, whole_slot
 from shardwise.runtime.wire import Wire
 from shardwise.training.trainer import Trainer
 
-_FIRST = "_shardwise_first_values"
 _NEED_ALL = (stock.ModelCheckpoint, stock.BackupAndRestore)
 
 
@@ -41,9 +41,7 @@ def weightless() -> Iterator[None]:
         if not variable.shape or "float" not in variable.dtype:
             usual(variable, initializer)  # counters and seeds, which every rank needs
             return
-        empty = torch.empty(variable.shape, dtype=getattr(torch, variable.dtype), device="meta")
-        variable._value = nn.Parameter(empty, requires_grad=variable.trainable)
-        setattr(variable, _FIRST, initializer)
+        empty(variable, initializer)
 
     own = "_initialize_with_initializer" in vars(base)
     base._initialize_with_initializer = remember
@@ -63,7 +61,7 @@ def is_weightless(model: Any) -> bool:
 
 def agree_on_seeds(world: Wire, rank: int, variables: Iterable[Any]) -> None:
     """Let every rank draw the first values that rank 0 would draw; collective."""
-    makers = [vars(v)[_FIRST] for v in variables if _FIRST in vars(v)]
+    makers = [maker_of(v) for v in variables]
     random = [maker for maker in makers if isinstance(getattr(maker, "seed", None), int)]
     seeds = torch.tensor([maker.seed for maker in random], dtype=torch.int64)
     agree(world, rank, [seeds])
@@ -71,42 +69,75 @@ def agree_on_seeds(world: Wire, rank: int, variables: Iterable[Any]) -> None:
         maker.seed = seed
 
 
-def first_values(variable: Any) -> Tensor:
-    """Draw the first values of a variable without memory."""
-    if _FIRST not in vars(variable):
-        raise ValueError(
-            f"variable {variable.path!r} has neither data nor an initializer; build the model inside of "
-            "sw.keras.weightless()"
-        )
-    value: Tensor = keras.ops.convert_to_tensor(vars(variable)[_FIRST](variable.shape, dtype=variable.dtype))
-    return value.detach()
+def check_given(world: Wire, size: int, variables: Iterable[Any]) -> None:
+    """Refuse weights that only some ranks were given: the others would draw theirs; collective."""
+    # A rank that has a variable took its values at once; it cannot tell, and need not.
+    known = list(variables)
+    flags = [(not v.value.is_meta, isinstance(maker_of(v), Given)) for v in known]
+    counts = torch.tensor(flags, dtype=torch.int64).reshape(len(known), 2)
+    world.all_reduce(counts)
+    for variable, (held, given) in zip(known, counts.tolist(), strict=True):
+        if given and held + given != size:
+            raise ValueError(
+                f"variable {variable.path!r} was given values on {given} of {size - held} ranks: let every "
+                "rank call load_weights, or none"
+            )
 
 
-def initialiser(entries: Iterable[Named]) -> Callable[[str, Tensor], None]:
-    """Return what fills this rank's tensors, given their names."""
+def initialiser(entries: Iterable[Named], previous: Trainer | None) -> Callable[[str, Tensor], None]:
+    """Return what fills this rank's tensors, given their names; slices are those of the trainer before."""
     by_name = {entry.name: entry for entry in entries}
 
     def fill(name: str, tensor: Tensor) -> None:
         entry = by_name[name]
-        tensor.copy_(entry.view.apply(first_values(entry.variable)))
+        if maker_of(entry.variable) is None and previous is not None and name in previous.store.tensors:
+            # The plan and its cuts are the same, so no more than this slice is kept of it.
+            tensor.zero_()[previous.store.boxes[name].slices()] = previous.store.tensors[name].detach()
+        else:
+            tensor.copy_(entry.view.apply(first_values(entry.variable)))
 
     return fill
 
 
+def take_given(trainer: Trainer, entries: Iterable[Named]) -> None:
+    """Put values that were assigned since into the slices of a trainer; other ranks have the rest."""
+    with torch.no_grad():
+        for entry in entries:
+            maker = maker_of(entry.variable)
+            if not isinstance(maker, Given) or entry.name not in trainer.placement.held:
+                continue
+            box = trainer.store.boxes.get(entry.name)
+            if box is not None:
+                trainer.store.tensors[entry.name].copy_(entry.view.apply(maker.value)[box.slices()])
+            forget(entry.variable)
+
+
 def adopt(trainer: Trainer, model: Any, entries: Iterable[Named]) -> None:
     """Let Keras's variables of this rank's stage be the tensors that the trainer holds."""
-    names = {}
+    whole = set()
     for entry in entries:
         local = trainer.store.tensors.get(entry.name)
-        if local is None or not entry.variable.value.is_meta:
+        if local is None or trainer.store.boxes[entry.name] != Box.whole(
+            trainer.placement.shapes[entry.name]
+        ):
             continue
-        if trainer.store.boxes[entry.name] == Box.whole(trainer.placement.shapes[entry.name]):
-            value = entry.view.invert(local.detach(), tuple(entry.variable.shape))
-            _give(entry.variable, value)
-            names[id(entry.variable)] = entry.name
+        if entry.variable.value.is_meta:
+            give(entry.variable, entry.view.invert(local.detach(), tuple(entry.variable.shape)))
+        whole.add(id(entry.variable))
     for i, slot in slots(model.optimizer):
-        if slot.value.is_meta and id(model.optimizer._trainable_variables[i]) in names:
-            _give(slot, first_values(slot))
+        if slot.value.is_meta and id(model.optimizer._trainable_variables[i]) in whole:
+            give(slot, first_values(slot))
+
+
+def settle(trainer: Trainer, model: Any, entries: Iterable[Named]) -> None:
+    """Forget first values: from now on the ranks of the trainer have what there is."""
+    held = {id(entry.variable) for entry in entries if entry.name in trainer.placement.held}
+    for entry in entries:
+        if id(entry.variable) in held:
+            forget(entry.variable)
+    for i, slot in slots(model.optimizer):
+        if id(model.optimizer._trainable_variables[i]) in held:
+            forget(slot)
 
 
 def check_callbacks(given: Iterable[Any]) -> None:
@@ -131,29 +162,21 @@ def gather(model: Any) -> Any:
     steps = distribution.steps
     trainer, entries = steps.trainer, steps.module.variables
     whole = trainer.state_dict()
-    rank, world = trainer.fabric.rank, trainer.fabric.world
-    names = {id(entry.variable): entry.name for entry in entries}
+    by_id = {id(entry.variable): entry for entry in entries}
+    # The optimizer's first: they ask who has which slice of a weight.
+    kept = [(slot, by_id[id(model.optimizer._trainable_variables[i])]) for i, slot in slots(model.optimizer)]
+    for slot, entry in kept:
+        if entry.name in trainer.placement.parameters:
+            give(slot, whole_slot(trainer, entry, slot, steps.optimizer.pieces).contiguous())
+        elif slot.value.is_meta:
+            give(slot, first_values(slot))
     for entry in entries:
         if entry.variable.value.is_meta:
             found = whole.get(entry.name)
             shape = tuple(entry.variable.shape)
             value = first_values(entry.variable) if found is None else entry.view.invert(found, shape)
-            _give(entry.variable, value.contiguous())
-    for i, slot in slots(model.optimizer):
-        name = names[id(model.optimizer._trainable_variables[i])]
-        box = Box.whole(trainer.placement.shapes[name])
-        if all(held == box for held in trainer.placement.parameters[name].values()):
-            mine = trainer.placement.owner(name, box) == rank
-            value = slot.value.detach().clone() if mine else torch.zeros(slot.shape, dtype=slot.value.dtype)
-            world.all_reduce(value)
-        else:
-            value = first_values(slot)  # slices have an optimizer of their own
-        _give(slot, value)
+            give(entry.variable, value.contiguous())
     for layer in model._flatten_layers():
         layer._track_variables()
     distribution.steps = None
     return model
-
-
-def _give(variable: Any, value: Tensor) -> None:
-    variable._value = nn.Parameter(value, requires_grad=variable.trainable and value.is_floating_point())

@@ -7,7 +7,8 @@ a permutation is added where it is not so, each only once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,6 +94,16 @@ class Scribe:
         """Forget what was written since a mark."""
         count, self._orders, self.constants = mark
         del self.steps[count:]
+
+    @contextlib.contextmanager
+    def told(self, training: bool | None) -> Iterator[None]:
+        """Let a layer, and those inside of it, behave as its caller says, if it says anything."""
+        before = self.training
+        self.training = before if training is None else bool(training)
+        try:
+            yield
+        finally:
+            self.training = before
 
     def weight(self, variable: Any) -> Weight | None:
         """Refer to a Keras variable."""

@@ -99,20 +99,34 @@ def input_symbols(model: Any) -> list[Any] | None:
 
 
 def flat_inputs(model: Any, inputs: Any) -> list[Any]:
-    """Return inputs in the order of `model.inputs`: one tensor, a sequence, or a dict by input name."""
+    """Return inputs in the order of `model.inputs`: one tensor, a sequence, or a dict.
+
+    A dict has the keys of the dict that the model was made with, or the names of its inputs.
+    """
     symbols = input_symbols(model)
     if symbols is None:
         return [inputs] if isinstance(inputs, (Tensor, TensorSpec)) else list(keras.tree.flatten(inputs))
     names = [symbol.name for symbol in symbols]
+    keys = _input_keys(model)
+    if isinstance(inputs, Mapping) and keys and all(key in inputs for key in keys):
+        return list(keras.tree.flatten({key: inputs[key] for key in keys}))
     if isinstance(inputs, Mapping):
         missing = [name for name in names if name not in inputs]
         if missing:
-            raise CaptureError(f"inputs {missing} are missing; given are {sorted(inputs)}")
+            wanted = f", or by the keys {keys}" if keys and keys != names else ""
+            raise CaptureError(f"inputs {missing}{wanted} are missing; given are {sorted(inputs)}")
         return [inputs[name] for name in names]
     flat = [inputs] if isinstance(inputs, (Tensor, TensorSpec)) else keras.tree.flatten(inputs)
     if len(flat) != len(names):
         raise CaptureError(f"the model has {len(names)} inputs ({names}), {len(flat)} were given")
     return list(flat)
+
+
+def _input_keys(model: Any) -> list[str]:
+    """Return the keys of the dict of inputs that a model was made with, if it was."""
+    function = model._functional if isinstance(model, keras.Sequential) else model
+    struct = getattr(function, "_inputs_struct", None)
+    return list(struct) if isinstance(struct, Mapping) else []
 
 
 def wrap(model: Any) -> KerasModule:

@@ -10,7 +10,12 @@ import keras
 import torch
 from keras.src.backend.common.stateless_scope import StatelessScope
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    unset_fake_temporarily,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from shardwise.graph.keras.variables import Named
 
@@ -41,8 +46,17 @@ class KerasCall:
         """Run the operation."""
         given, held = tensors[: self.inputs], tensors[self.inputs :]
         args, kwargs = fill((self.args, dict(self.kwargs)), given)
-        if any(isinstance(t, FakeTensor) for t in tensors) and (self._draws or self.decides):
-            return self._shape_only(args, kwargs, tensors)
+        if not any(isinstance(t, FakeTensor) for t in tensors):
+            return self._run(args, kwargs, held)
+        try:
+            if not self._draws and not self.decides:
+                return self._run(args, kwargs, held)
+            return self._shape_only(args, kwargs, tensors, zeros=self.decides)
+        except (DataDependentOutputException, GuardOnDataDependentSymNode):
+            return self._shape_only(args, kwargs, tensors, zeros=True)
+
+    def _run(self, args: Any, kwargs: Any, held: Sequence[Tensor]) -> Any:
+        """Call Keras's code, and put what it changed where it belongs."""
         values = [
             entry.view.invert(tensor, tuple(entry.variable.shape))
             for entry, tensor in zip(self.variables, held, strict=True)
@@ -61,13 +75,12 @@ class KerasCall:
     def _draws(self) -> bool:
         return any(not e.variable.value.is_floating_point() for e in self.variables)
 
-    def _shape_only(self, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> Any:
-        """Return tensors of the right shapes: random numbers cannot be drawn without data."""
-        if self.decides:
+    def _shape_only(self, args: Any, kwargs: Any, tensors: Sequence[Tensor], *, zeros: bool) -> Any:
+        """Return tensors of the right shapes: without data nothing can be drawn or decided."""
+        if zeros:
             spec = specs_of_zeros(self.operation, args, kwargs)
         else:
-            symbols = keras.tree.map_structure(_symbol, (args, kwargs))
-            spec = self.operation.compute_output_spec(*symbols[0], **symbols[1])
+            spec = output_spec(self.operation, *keras.tree.map_structure(_symbol, (args, kwargs)))
         link = sum((t.sum() * 0 for t in tensors if t.is_floating_point()), start=torch.zeros(()))
 
         def make(item: Any) -> Tensor:
@@ -76,6 +89,13 @@ class KerasCall:
             )
 
         return keras.tree.map_structure(make, spec)
+
+
+def output_spec(operation: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Return what an operation makes of symbols, as symbols."""
+    if not getattr(operation, "_call_has_training_arg", True):
+        kwargs = {key: value for key, value in kwargs.items() if key != "training"}
+    return operation.compute_output_spec(*args, **kwargs)
 
 
 def specs_of_zeros(operation: Any, args: Any, kwargs: Any) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import set_keras_mask
+from keras.src.layers.layer import CallContext
 from keras.src.ops.function import Function
 
 from shardwise.graph.keras.flow import Flow
@@ -52,7 +55,8 @@ def called_on_symbols(layer: Any, args: Any, kwargs: Mapping[str, Any], training
     if "training" not in named and getattr(layer, "_call_has_training_arg", False):
         named["training"] = training
     try:
-        outputs = layer.call(*positional, **named)
+        with _called(layer, named.get("training", training)):
+            outputs = layer.call(*positional, **named)
         function = Function(symbols.made, outputs)
     except Exception as error:  # whatever the user's code does with symbols, the layer then runs whole
         return first_line(error)
@@ -61,6 +65,23 @@ def called_on_symbols(layer: Any, args: Any, kwargs: Mapping[str, Any], training
         # What the layer computed from them is a constant in this graph, and would not be trained.
         return f"its variables {hidden} are used outside of Keras's graph"
     return Inside(function, symbols.flows)
+
+
+@contextlib.contextmanager
+def _called(layer: Any, training: bool) -> Iterator[None]:
+    """Let layers inside see what a call of this one tells them: whether it is trained.
+
+    What is said to one of them holds for those that are called after it, which is Keras's own rule.
+    """
+    name = "current_call_ctx"
+    before = global_state.get_global_attribute(name)
+    context = CallContext(entry_layer=layer)
+    context.set_value("training", training)
+    global_state.set_global_attribute(name, context)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(name, before)
 
 
 def _hidden_variables(layer: Any, function: Any) -> list[str]:
@@ -77,9 +98,8 @@ def _hidden_variables(layer: Any, function: Any) -> list[str]:
 
 
 def is_stateful(layer: Any) -> bool:
-    """Tell whether a layer changes variables of its own when it is called: averages, seeds."""
-    return bool(layer.non_trainable_variables) and any(
-        not v.trainable
-        and id(v) not in {id(w) for s in layer._flatten_layers() for w in s._trainable_variables}
-        for v in layer.non_trainable_variables
-    )
+    """Tell whether a layer may change variables of its own when it is called: averages, seeds.
+
+    Those of layers inside do not count: each of them is asked in its turn.
+    """
+    return bool(layer._non_trainable_variables or layer._seed_generators)

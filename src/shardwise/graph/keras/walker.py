@@ -22,7 +22,7 @@ from shardwise.graph.errors import Opaque
 from shardwise.graph.functional import Method
 from shardwise.graph.keras import masks
 from shardwise.graph.keras.flow import Flow, Scribe, flows_in
-from shardwise.graph.keras.opaque import KerasCall, Slot, specs_of_zeros
+from shardwise.graph.keras.opaque import KerasCall, Slot, output_spec, specs_of_zeros
 from shardwise.graph.keras.registry import rule_of
 from shardwise.graph.keras.symbolic import Inside, called_on_symbols, is_stateful
 from shardwise.graph.trace import Result, Weight
@@ -62,7 +62,7 @@ class Walker:
             if not node.operation or node.is_input or any(id(x) not in values for x in node.input_tensors):
                 continue
             args, kwargs = node.arguments.fill_in(values)
-            if is_model or kwargs.get("training", 0) is None:
+            if is_model:
                 # A model tells its layers whether it is trained; what was true when it was made is forgotten.
                 kwargs = {key: value for key, value in kwargs.items() if key != "training"}
             made = keras.tree.flatten(self._node(node.operation, args, kwargs, prefix))
@@ -101,6 +101,14 @@ class Walker:
         label = self.scribe.label = prefix + operation.name
         kwargs = {key: value for key, value in kwargs.items() if not (key == "mask" and value is None)}
         args, kwargs = self._cast(operation, args, kwargs)
+        if not isinstance(operation, keras.layers.Layer):
+            return self._entered(operation, args, kwargs, label)
+        told = kwargs.get("training")
+        kwargs = {key: value for key, value in kwargs.items() if key != "training"}
+        with self.scribe.told(told):
+            return self._entered(operation, args, kwargs, label)
+
+    def _entered(self, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], label: str) -> Any:
         if isinstance(operation, keras.Model):
             inside = self.inside(operation, args, kwargs)
             if inside is not None:
@@ -144,7 +152,8 @@ class Walker:
 
     def whole(self, operation: Any, args: Any, kwargs: Any, reason: str, *, decides: bool = False) -> Any:
         """Write one call of Keras's own code; tell whether the code decides by its data."""
-        if getattr(operation, "_call_has_training_arg", False) and kwargs.get("training") is None:
+        if isinstance(operation, keras.layers.Layer):
+            # Those that do not ask hand it on to the layers inside.
             kwargs = {**kwargs, "training": self.scribe.training}
         flows: list[Flow] = []
 
@@ -162,11 +171,7 @@ class Walker:
         weights = [Weight(entry.name) for entry in entries]
         made = self.scribe.add(target, *(flow.ref for flow in flows), *weights, reason=reason)
         given = self._symbols(args), self._symbols(kwargs)
-        spec = (
-            specs_of_zeros(operation, *given)
-            if decides
-            else operation.compute_output_spec(*given[0], **given[1])
-        )
+        spec = (specs_of_zeros if decides else output_spec)(operation, *given)
         flat = keras.tree.flatten(spec)
         if len(flat) == 1 and not isinstance(spec, (tuple, list, dict)):
             return Flow(made, tuple(spec.shape), str(spec.dtype))

@@ -16,13 +16,9 @@ from shardwise.graph.keras.registry import rule
 _CHANNELS = {1: F.dropout1d, 2: F.dropout2d, 3: F.dropout3d}
 
 
-def _is_on(scribe: Scribe, training: bool | None) -> bool:
-    return scribe.training if training is None else training
-
-
 @rule(layers.Dropout)
-def _dropout(scribe: Scribe, layer: Any, x: Flow, training: bool | None = None) -> Flow:
-    if not _is_on(scribe, training) or not layer.rate:
+def _dropout(scribe: Scribe, layer: Any, x: Flow) -> Flow:
+    if not scribe.training or not layer.rate:
         return x.made(scribe.add(identity, x.ref))
     shape = layer.noise_shape
     if shape is None:
@@ -33,15 +29,15 @@ def _dropout(scribe: Scribe, layer: Any, x: Flow, training: bool | None = None) 
 
 
 @rule(layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D)
-def _spatial_dropout(scribe: Scribe, layer: Any, x: Flow, training: bool | None = None) -> Flow:
-    if not _is_on(scribe, training) or not layer.rate:
+def _spatial_dropout(scribe: Scribe, layer: Any, x: Flow) -> Flow:
+    if not scribe.training or not layer.rate:
         return x.made(scribe.add(identity, x.ref))
     x = scribe.channels_first(x, getattr(layer, "data_format", "channels_last"))
     return x.made(scribe.add(_CHANNELS[x.rank - 2], x.ref, float(layer.rate), True))
 
 
 @rule(layers.GaussianNoise, layers.GaussianDropout, layers.AlphaDropout)
-def _noise(scribe: Scribe, layer: Any, x: Flow, training: bool | None = None) -> Flow:
-    if _is_on(scribe, training):
+def _noise(scribe: Scribe, layer: Any, x: Flow) -> Flow:
+    if scribe.training:
         raise Opaque("it draws noise of its own")
     return x.made(scribe.add(identity, x.ref))

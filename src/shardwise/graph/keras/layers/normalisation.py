@@ -20,7 +20,7 @@ from shardwise.graph.keras.registry import rule
 
 
 @rule(layers.BatchNormalization)
-def _batch_norm(scribe: Scribe, layer: Any, x: Flow, training: bool | None = None, mask: Any = None) -> Flow:
+def _batch_norm(scribe: Scribe, layer: Any, x: Flow, mask: Any = None) -> Flow:
     computes_plainly(layer)
     if getattr(layer, "synchronized", False) or getattr(layer, "renorm", False) or mask is not None:
         raise Opaque("batch normalisation with a mask, renormalisation or Keras's own synchronisation")
@@ -28,9 +28,8 @@ def _batch_norm(scribe: Scribe, layer: Any, x: Flow, training: bool | None = Non
     if axis not in (1, x.rank - 1):
         raise Opaque(f"batch normalisation along dimension {layer.axis}")
     x = scribe.order(x, moved=axis == x.rank - 1 and x.rank > 2)
-    on = scribe.training if training is None else training
     settings = {
-        "batch_statistics": bool(on and layer.trainable),
+        "batch_statistics": scribe.training and layer.trainable,
         "momentum": 1.0 - layer.momentum,
         "eps": layer.epsilon,
     }
