@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shardwise.graph import capture
-from shardwise.machine import Machine
+from shardwise.machine import Device, Machine
 from shardwise.oracle import Direction, Roofline, Task
 from shardwise.oracle.moves import move_of
 from shardwise.oracle.price import price_stage
@@ -20,6 +20,8 @@ from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.device import time_device
 from shardwise.runtime.calibrate.network import measure_network, rising
 from shardwise.runtime.calibrate.replay import Replay
+from shardwise.runtime.calibrate.timer import interruptions
+from shardwise.runtime.calibrate.updates import update_link
 from shardwise.runtime.calibrate.values import stored
 from shardwise.runtime.in_place import rectify
 from shardwise.runtime.stage import BoundStage
@@ -41,13 +43,26 @@ def test_two_ranks_time_messages_and_collectives():
     assert 0 <= tier.overlap <= 1
 
 
+def test_interruptions_of_some_computations_are_shared_out_over_all():
+    times = {("a", "forward"): [1.0, 1.0, 2.0], ("b", "forward"): [1.0, 2.0, 1.0]}
+    assert interruptions(times, [2.0, 3.0, 3.0]) == pytest.approx(1.5)
+    assert interruptions(times, [1.0, 1.0, 1.0]) == 1.0
+
+
+def test_parameters_are_updated_in_the_time_of_their_size():
+    link = update_link([{256: 1e-5, 1024: 4e-5}, {256: 3e-5, 1024: 4e-5}])
+    device = Device("here", {"float32": 1e9}, 1e9, 1e9, update=link)
+    assert device.update_seconds([256, 1024]) == pytest.approx(6e-5)
+
+
 def test_a_rank_times_its_device():
     torch.set_num_threads(1)
     found = time_device(0.5)
     assert 1e8 < found["peak float32"] < 1e13
     assert 1e8 < found["memory_bandwidth"] < 1e13
     assert 0 < found["overhead_forward_seconds"] < 1e-2
-    assert 0 < found["update_overhead_seconds"] < 1e-2
+    assert 0 < found["updates"][256] < 1e-2
+    assert found["updates"][256] < found["updates"][8 << 20] < found["updates"][32 << 20]
     assert 0 <= found["overhead_segment_forward_seconds"] < 1e-2
     assert {"convolution", "convolution/backward_weight", "linear/backward_input"} <= set(found["curves"])
 

@@ -58,6 +58,12 @@ class Fixed:
     def room(self, task, direction):
         return 0.0
 
+    def alone_speedup(self):
+        return 1.0
+
+    def lateness(self):
+        return 0.0
+
     def moving(self, move):
         return Estimate(0.0)
 

@@ -128,3 +128,8 @@ def test_ranks_that_meet_are_late_by_a_part_of_what_they_did_since_they_met():
         share = 2 if cores else 1
         late = [span.end - span.start for span in spans if span.rank == 0 and span.category == "bubble"]
         assert late == pytest.approx([0.2 * share, 0.4 * share])
+
+
+def test_a_meeting_of_a_group_is_over_for_all_at_once_whoever_names_its_members():
+    lists = {rank: [work(float(rank)), meet("a", tuple(range(4)), 0.0)] for rank in range(4)}
+    assert {end(simulate(lists), rank) for rank in range(4)} == {3.0}

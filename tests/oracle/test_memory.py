@@ -7,7 +7,7 @@ from oracle_cases import Fixed, machine, stage
 from shardwise import zoo
 from shardwise.graph import capture
 from shardwise.oracle import predict_stage_step
-from shardwise.oracle.memory import stage_memory
+from shardwise.oracle.memory import footprint, stage_memory
 from shardwise.plan import Split
 from shardwise.program import lower_stage
 from shardwise.runtime.memory import measure_peak
@@ -53,6 +53,16 @@ def test_gradients_grow_during_backward_and_are_whole_where_earlier_micro_batche
     later = stage_memory(stage("data=1"), 0, in_flight=2)
     assert once["gradients"] < PARAMETERS
     assert later["gradients"] == PARAMETERS
+
+
+def test_a_later_micro_batch_makes_a_gradient_before_it_adds_it():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 512))
+    graph = capture(model, torch.zeros(1, 3, 16, 16), check=False)
+    program = lower_stage(graph, graph.layers, Split(), departures=graph.output_names)
+    size = footprint(program, 0)
+    weight = 4 * 512 * 3 * 16 * 16
+    assert sum(size.first_backward) < 1.5 * weight
+    assert 2 * weight <= sum(size.later_backward) < 2.5 * weight
 
 
 def test_sums_over_ranks_need_a_flat_copy_of_the_gradients():

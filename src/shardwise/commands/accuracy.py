@@ -14,12 +14,18 @@ from shardwise.oracle.strategies import strategy_of
 from shardwise.plan import Plan, PlanError
 
 if TYPE_CHECKING:
+    from shardwise.graph import Graph
     from shardwise.machine import Machine
 
 
 @dataclass(frozen=True)
 class Row:
-    """One network under one plan, predicted and measured; bytes are those of a step's own tensors."""
+    """One network under one plan, predicted and measured; bytes are those of a step's own tensors.
+
+    `predicted_seconds` come from computations that were timed before the steps. Where the machine's speed
+    changes, `meanwhile_seconds`, from what was timed in turn with the steps, tell how much of a miss is
+    the machine's; `drift` is how much slower computations were then.
+    """
 
     model: str
     plan: str
@@ -32,6 +38,8 @@ class Row:
     measured_peak_bytes: int
     predicted_high_water_bytes: int
     measured_high_water_bytes: int
+    meanwhile_seconds: float = 0.0
+    drift: float = 0.0
 
 
 def rows_of(
@@ -43,66 +51,94 @@ def rows_of(
     memory: bool = True,
 ) -> tuple[list[Row], list[dict[str, str]]]:
     """Predict and measure every network under every plan; return the rows and what was refused."""
-    predicted: dict[Trial, Any] = {}
     refused: list[dict[str, str]] = []
-    for subject in subjects:
-        good = _predictions(subject, plans, machine, profile_seconds / len(subjects), refused)
-        predicted |= good
-    by_ranks: dict[int, list[Trial]] = defaultdict(list)
-    for trial in predicted:
-        by_ranks[Plan.parse(trial.plan).ranks].append(trial)
+    parts = [(subject, *_good(subject, plans, refused)) for subject in subjects]
+    share = profile_seconds / max(1, sum(len(by_ranks) for _, _, by_ranks in parts))
     rows = []
-    for ranks, trials in sorted(by_ranks.items()):
-        sizes = [predicted[trial].peak_bytes for trial in trials]
-        # Two thirds of the memory that the ranks share: the rest is for what they do not share out.
-        limit = 0.66 * machine.device.memory_bytes * machine.node.devices / ranks
-        measured = measure_trials(trials, ranks, machine.transport or "gloo", repeats, sizes, limit, memory)
-        for trial, found in zip(trials, measured, strict=True):
-            if isinstance(found, str):
-                refused.append({"model": trial.subject.name, "plan": trial.plan, "reason": found})
-                continue
-            p = predicted[trial]
-            rows.append(
-                Row(
-                    trial.subject.name,
-                    trial.plan,
-                    strategy_of(Plan.parse(trial.plan)),
-                    ranks,
-                    p.step_seconds,
-                    found.seconds,
-                    found.spread,
-                    p.working_bytes,
-                    found.peak_bytes,
-                    p.peak_bytes,
-                    found.high_water_bytes,
-                )
-            )
+    for subject, graph, by_ranks in parts:
+        for ranks, texts in sorted(by_ranks.items()):
+            rows += _measured(subject, graph, texts, ranks, machine, repeats, share, memory, refused)
     return rows, refused
 
 
-def _predictions(
-    subject: Subject,
-    plans: Sequence[str],
-    machine: Machine,
-    seconds: float,
-    refused: list[dict[str, str]],
-) -> dict[Trial, Any]:
-    from shardwise.oracle import Oracle
+def _good(
+    subject: Subject, plans: Sequence[str], refused: list[dict[str, str]]
+) -> tuple[Graph, dict[int, list[str]]]:
+    """Return the network and the plans that it can be trained under, by ranks."""
     from shardwise.plan.check import check
-    from shardwise.runtime.calibrate.demand import kernels_for_plans
 
     graph = training_graph(build_model(subject.name), subject.shape, subject.batch)
-    good = []
+    good: dict[int, list[str]] = defaultdict(list)
     tiles = "x".join(["2", *["1"] * (len(subject.shape) - 2)])
     for text in (plan.replace("{tiles}", tiles) for plan in plans):
+        plan = Plan.parse(text)
         try:
-            check(Plan.parse(text), graph, batch=subject.batch)
-            good.append(text)
+            check(plan, graph, batch=subject.batch)
+            good[plan.ranks].append(text)
         except PlanError as error:
             refused.append({"model": subject.name, "plan": text, "reason": str(error)})
-    kernels = kernels_for_plans(graph, machine, [Plan.parse(t) for t in good], subject.batch, seconds)
-    oracle = Oracle(graph, machine, kernels)
-    return {Trial(subject, text): oracle.predict(text, subject.batch) for text in good}
+    return graph, good
+
+
+def _measured(
+    subject: Subject,
+    graph: Graph,
+    texts: Sequence[str],
+    ranks: int,
+    machine: Machine,
+    repeats: int,
+    seconds: float,
+    memory: bool,
+    refused: list[dict[str, str]],
+) -> list[Row]:
+    """Time the computations, predict, and train, with the computations in turn once more."""
+    from shardwise.oracle import Oracle
+    from shardwise.oracle.profile import drift, renewed
+    from shardwise.runtime.calibrate.chains import Chain, chains_of
+    from shardwise.runtime.calibrate.demand import empty_profile, fresh_profile, stages_of
+    from shardwise.runtime.calibrate.kernels import collect
+
+    def chains(trials: Sequence[Trial]) -> list[Chain]:
+        plans = [Plan.parse(trial.plan) for trial in trials]
+        return chains_of(stages_of(graph, machine, plans, subject.batch), empty_profile(machine))[0]
+
+    before = fresh_profile(graph, machine, [Plan.parse(t) for t in texts], subject.batch, seconds)
+    oracle = Oracle(graph, machine, before)
+    predicted = [oracle.predict(text, subject.batch) for text in texts]
+    # Two thirds of the memory that the ranks share: the rest is for what they do not share out.
+    limit = 0.66 * machine.device.memory_bytes * machine.node.devices / ranks
+    # The computations on their own have weights too.
+    sizes = [p.peak_bytes + int(max(m["weights"] for m in p.peak_bytes_by_category)) for p in predicted]
+    trials = [Trial(subject, text) for text in texts]
+    transport = machine.transport or "gloo"
+    measured, timed = measure_trials(trials, ranks, transport, repeats, sizes, limit, memory, chains)
+    meanwhile = empty_profile(machine)
+    for replayed, results in timed:
+        collect(meanwhile, replayed, results)
+    later = Oracle(graph, machine, renewed(before, meanwhile))
+    rows = []
+    for text, p, found in zip(texts, predicted, measured, strict=True):
+        if isinstance(found, str):
+            refused.append({"model": subject.name, "plan": text, "reason": found})
+            continue
+        rows.append(
+            Row(
+                subject.name,
+                text,
+                strategy_of(Plan.parse(text)),
+                ranks,
+                p.step_seconds,
+                found.seconds,
+                found.spread,
+                p.working_bytes,
+                found.peak_bytes,
+                p.peak_bytes,
+                found.high_water_bytes,
+                later.seconds(Plan.parse(text), subject.batch),
+                drift(before, meanwhile),
+            )
+        )
+    return rows
 
 
 def accuracy(predicted: float, measured: float) -> float:
@@ -113,11 +149,13 @@ def accuracy(predicted: float, measured: float) -> float:
 def report(rows: Sequence[Row], refused: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     """Return rows and accuracies as plain values."""
     times = [(r.strategy, accuracy(r.predicted_seconds, r.measured_seconds)) for r in rows]
+    meanwhile = [(r.strategy, accuracy(r.meanwhile_seconds, r.measured_seconds)) for r in rows]
     weighed = [r for r in rows if r.measured_peak_bytes]
     sizes = [(r.strategy, accuracy(r.predicted_peak_bytes, r.measured_peak_bytes)) for r in weighed]
     return {
         "rows": [asdict(row) for row in rows],
         "time_accuracy": _means(times),
+        "meanwhile_accuracy": _means(meanwhile),
         "memory_accuracy": _means(sizes),
         "noise": statistics.fmean(r.measured_spread / r.measured_seconds for r in rows) if rows else 0.0,
         "ranking": _ranking(rows),
@@ -166,12 +204,15 @@ def show(found: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     console = Console(soft_wrap=True)
-    table = Table("model", "plan", "predicted", "measured", "spread", "accuracy", "memory accuracy")
+    table = Table(
+        "model", "plan", "predicted", "meanwhile", "measured", "spread", "accuracy", "memory accuracy"
+    )
     for row in found["rows"]:
         table.add_row(
             row["model"],
             row["plan"],
             f"{1e3 * row['predicted_seconds']:.1f} ms",
+            f"{1e3 * row['meanwhile_seconds']:.1f} ms",
             f"{1e3 * row['measured_seconds']:.1f} ms",
             f"{1e3 * row['measured_spread']:.1f} ms",
             f"{100 * accuracy(row['predicted_seconds'], row['measured_seconds']):.1f} %",
@@ -185,7 +226,10 @@ def show(found: Mapping[str, Any]) -> None:
         summary.add_row(name, f"{100 * value:.1f} %", "" if size is None else f"{100 * size:.1f} %")
     summary.add_row("mean", f"{100 * times['mean']:.1f} %", f"{100 * sizes['mean']:.1f} %")
     console.print(summary)
-    console.print(f"Measurements themselves spread by {100 * found['noise']:.1f} %.")
+    console.print(
+        f"Measurements themselves spread by {100 * found['noise']:.1f} %. With computations timed in turn "
+        f"with the steps, predictions are right to {100 * found['meanwhile_accuracy']['mean']:.1f} %."
+    )
     for row in found["ranking"]:
         console.print(
             f"{row['model']} on {row['ranks']} ranks: chose {row['chosen']}, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +46,9 @@ def measure_trials(
     sizes: Sequence[int],
     limit_bytes: float,
     memory: bool = True,
+    chains: Callable[[Sequence[Trial]], list[Any]] | None = None,
     deadline: float = 600.0,
-) -> list[Measurement | str]:
+) -> tuple[list[Measurement | str], list[tuple[list[Any], list[Any]]]]:
     """Run trials of one number of ranks in turn, so that a slow moment of the machine hits all alike.
 
     Args:
@@ -59,21 +60,30 @@ def measure_trials(
             alive at once.
         limit_bytes: what one rank may use.
         memory: whether to measure memory too, which takes processes of its own for every trial.
+        chains: return the computations to time in turn with the steps of some trials.
         deadline: seconds after which ranks count as hanging.
 
     Returns:
-        One measurement per trial, or the words of the error that refused it.
+        One measurement per trial, or the words of the error that refused it; and chains of computations with
+        what each rank that has a core found about them.
     """
     sizes_found = measure_memory(trials, ranks, transport, deadline) if memory else [(0, 0)] * len(trials)
     good = [i for i, found in enumerate(sizes_found) if not isinstance(found, str)]
     results: list[Any] = list(sizes_found)
+    timed: list[tuple[list[Any], list[Any]]] = []
     for group in groups_of([sizes[i] for i in good], limit_bytes):
         chosen = [good[i] for i in group]
-        found = _job("run_times", ([trials[i] for i in chosen], repeats), ranks, transport, deadline)
-        rows: list[Any] = [found] * len(chosen) if isinstance(found, str) else [*zip(*found, strict=True)]
+        mine = [trials[i] for i in chosen]
+        replayed = chains(mine) if chains is not None else []
+        found = _job("run_times", (mine, repeats, replayed), ranks, transport, deadline)
+        if isinstance(found, str):
+            rows: list[Any] = [found] * len(chosen)
+        else:
+            rows = [*zip(*(steps for steps, _ in found), strict=True)]
+            timed.append((replayed, [results for _, results in found if results is not None]))
         for i, row in zip(chosen, rows, strict=True):
             results[i] = row if isinstance(row, str) else _together(row, results[i])
-    return results
+    return results, timed
 
 
 def measure_memory(
@@ -143,12 +153,15 @@ def run_memory(trial: Any) -> tuple[int, int] | str:
     return measure_peak(step).bytes + buffers(), high
 
 
-def run_times(arguments: Any) -> list[list[float]]:
-    """Be one rank: return the seconds of every step of some trials, taken in turn."""
+def run_times(arguments: Any) -> tuple[list[list[float]], list[Any] | None]:
+    """Be one rank: return the seconds of every step of some trials, taken in turn, and of some chains."""
     import torch.distributed as dist
 
-    trials, repeats = arguments
+    from shardwise.runtime.calibrate.turns import Turns
+
+    trials, repeats, chains = arguments
     steps = [_prepare(trial)[1] for trial in trials]
+    turns = Turns(chains)
     found: list[list[float]] = [[] for _ in trials]
     for turn in range(repeats + 1):
         for step, seconds in zip(steps, found, strict=True):
@@ -159,7 +172,9 @@ def run_times(arguments: Any) -> list[list[float]]:
             # The first step binds and allocates.
             if turn:
                 seconds.append(time.perf_counter() - start)
-    return found
+        if turn:
+            turns.turn()
+    return found, turns.results()
 
 
 def _prepare(trial: Trial) -> tuple[Any, Any]:

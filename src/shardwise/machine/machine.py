@@ -11,7 +11,7 @@ from typing import Any
 from shardwise.machine import toml
 from shardwise.machine.curve import Curve
 from shardwise.machine.errors import MachineError
-from shardwise.machine.network import Tier
+from shardwise.machine.network import Link, Tier
 
 PRESETS = Path(__file__).parent / "presets"
 ASSUMED = "assumed"
@@ -34,7 +34,7 @@ class Device:
             the memory bandwidth.
         overhead_segment_forward_seconds, overhead_segment_backward_seconds: software cost of entering and
             leaving the computations between two communications.
-        update_overhead_seconds: software cost of updating one parameter.
+        update: how long updating one parameter of so many bytes takes, where that was measured.
         alone_speedup: how much faster a rank computes while the other cores of its node are idle.
         threads: computing threads of one rank.
         host: whether messages are copied by the cores that also compute.
@@ -53,7 +53,7 @@ class Device:
     host: bool = False
     overhead_segment_forward_seconds: float = 0.0
     overhead_segment_backward_seconds: float = 0.0
-    update_overhead_seconds: float = 0.0
+    update: Link | None = None
     alone_speedup: float = 1.0
 
     def __post_init__(self) -> None:
@@ -62,6 +62,12 @@ class Device:
                 raise MachineError(f"device.{name}", f"{getattr(self, name)} found", "it must be positive")
         if not self.peak_flops:
             raise MachineError("device.peak_flops", "empty", "give at least float32")
+
+    def update_seconds(self, sizes: Iterable[float]) -> float:
+        """Return how long the optimizer needs for parameters of these bytes."""
+        if self.update is not None:
+            return sum(map(self.update.seconds, sizes))
+        return sum(sizes) / (self.update_bytes_per_second or self.memory_bandwidth / 6)
 
     def peak(self, dtype: str) -> float:
         """Return the peak of a dtype; of the widest known one if the dtype is not listed."""
@@ -168,6 +174,7 @@ class Machine:
             memory_bytes=device.memory_bytes * share,
             memory_bandwidth=device.memory_bandwidth * share,
             update_bytes_per_second=device.update_bytes_per_second * share,
+            update=None if device.update is None else device.update.scaled(1 / share),
             threads=max(1, int(device.threads * share)),
         )
         inner = self.node.devices

@@ -42,6 +42,11 @@ class Link:
         (x0, y0), (x1, y1) = table[i - 1], table[i]
         return y0 + max(0.0, y1 - y0) * (nbytes - x0) / (x1 - x0)
 
+    def scaled(self, factor: float) -> Link:
+        """Return a link on which everything takes so many times as long."""
+        table = tuple((nbytes, factor * seconds) for nbytes, seconds in self.table)
+        return Link(factor * self.latency_seconds, self.bytes_per_second / factor, table)
+
 
 @dataclass(frozen=True, slots=True)
 class Collective:

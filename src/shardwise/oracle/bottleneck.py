@@ -37,6 +37,8 @@ def explain(
     ranks_per_node: int = 0,
     machine: Machine | None = None,
     seconds_on: Callable[[Machine], float] | None = None,
+    jitter: float = 0.0,
+    alone: float = 1.0,
 ) -> str:
     """Return what the slowest rank waits for most, which remedy would save most, and which comes next.
 
@@ -47,11 +49,11 @@ def explain(
         ranks_per_node: how many ranks share the cores; 0: all.
         machine: to ask for better networks, with
         seconds_on: the step's seconds on another machine.
+        jitter: by which part of their work ranks that meet are late.
+        alone: how much faster a rank is while the other cores are idle.
     """
     present = {event.category for events in lists.values() for event in events}
     remedies = dict(REMEDIES)
-    alone = machine.device.alone_speedup if machine is not None else 1.0
-    jitter = machine.jitter if machine is not None else 0.0
     if machine is None or seconds_on is None:
         remedies |= MESSAGES
     savings = []

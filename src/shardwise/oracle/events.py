@@ -103,6 +103,11 @@ def simulate(
     return tuple(simulation.spans)
 
 
+def end_of(spans: Sequence[Span]) -> float:
+    """Return when the last rank is done."""
+    return max((span.end for span in spans), default=0.0)
+
+
 class _Simulation:
     def __init__(self, lists: Mapping[int, Sequence[Event]], jitter: float) -> None:
         self.jitter = jitter
@@ -113,6 +118,9 @@ class _Simulation:
         self.mail: dict[Hashable, float] = {}
         self.blocked: dict[Hashable, list[int]] = {}
         self.runnable = list(self.ranks)
+        # Meetings of whole groups are over for all of them at once.
+        self.groups: dict[int, tuple[tuple[int, ...], frozenset[int]]] = {}
+        self.over: dict[tuple[Hashable, frozenset[int]], float] = {}
 
     def run_alone(self) -> None:
         """Give every rank its own core: clocks advance independently."""
@@ -183,6 +191,8 @@ class _Simulation:
                 here[rank] = clock
                 self.worked[event.key, rank] = clock - self.ranks[rank].met
                 self._wake((event.key, rank))
+            if rank in (group := self._group(event.peers)):
+                return self._together(rank, event.key, group, here)
             if not all(map(here.__contains__, event.peers)):
                 # Wait for one of those that are missing: wide groups would wake each other for nothing.
                 missing = next(peer for peer in event.peers if peer not in here)
@@ -197,6 +207,26 @@ class _Simulation:
             return max(clock, self.mail[event.key])
         self.blocked.setdefault(event.key, []).append(rank)
         return None
+
+    def _group(self, peers: tuple[int, ...]) -> frozenset[int]:
+        """Return the peers as a set; the same tuple comes again and again."""
+        known = self.groups.get(id(peers))
+        if known is None:
+            known = self.groups[id(peers)] = (peers, frozenset(peers))
+        return known[1]
+
+    def _together(
+        self, rank: int, key: Hashable, group: frozenset[int], here: Mapping[int, float]
+    ) -> float | None:
+        """Return when a meeting of a group that this rank belongs to is over; None if some are missing."""
+        over = self.over.get((key, group))
+        if over is None and len(here) >= len(group) and here.keys() >= group:
+            late = self.jitter * min(self.worked[key, r] for r in group) if self.jitter else 0.0
+            over = self.over[key, group] = max(map(here.__getitem__, group)) + late
+            self._wake((key, group))
+        if over is None:
+            self.blocked.setdefault((key, group), []).append(rank)
+        return over
 
     def _finish(self, rank: int, state: _Rank, event: Event, start: float, end: float) -> None:
         """Record a finished event and what it causes, and step on."""

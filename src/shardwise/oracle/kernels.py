@@ -110,6 +110,12 @@ class KernelTimes(Protocol):
     def room(self, task: Task, direction: Direction) -> float:
         """Return the bytes that one direction allocates at its fullest moment, results included."""
 
+    def lateness(self) -> float:
+        """Return by which part of their work ranks with a core each are late when they meet."""
+
+    def alone_speedup(self) -> float:
+        """Return how much faster a rank computes while the other cores of its node are idle."""
+
     def fields(self) -> Iterable[str]:
         """Return the machine's fields that the answers so far came from."""
 
@@ -162,6 +168,14 @@ class Roofline:
         if direction is Direction.FORWARD:
             return float(max(x + w + y, 2 * y))
         return float(max(y + w + x, 2 * x, x + y + x + w, x + 2 * w))
+
+    def lateness(self) -> float:
+        """Return nothing: figures of a device do not tell."""
+        return 0.0
+
+    def alone_speedup(self) -> float:
+        """Return what the device says."""
+        return self.device.alone_speedup
 
     def fields(self) -> tuple[str, ...]:
         """Return the machine's fields that the answers so far came from."""

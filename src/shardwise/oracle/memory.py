@@ -170,7 +170,10 @@ class _Walk:
         waiting = {} if there else dict(trainable)
         for i, op in reversed(list(enumerate(self.program.ops))):
             amount = self.added[i]
-            self._note(int(remaining + moment + self.room[i][1]), stored)
+            # What is added to gradients that are there already is made first.
+            names = op.layer.parameters if there and isinstance(op, Compute) else ()
+            fresh = sum(trainable.get(name, 0) for name in names)
+            self._note(int(remaining + moment + max(self.room[i][1], fresh)), stored)
             for held in (op.makes, *_values(op)):
                 if held.grad and held.slot not in flowing:
                     flowing[held.slot] = _bytes(held, rank)

@@ -11,7 +11,7 @@ from shardwise.graph import Graph
 from shardwise.machine import Machine
 from shardwise.oracle.bottleneck import explain
 from shardwise.oracle.breakdown import breakdowns
-from shardwise.oracle.events import Event, Span, simulate
+from shardwise.oracle.events import Span, end_of, simulate
 from shardwise.oracle.kernels import KernelTimes, Roofline
 from shardwise.oracle.memo import Memo
 from shardwise.oracle.memory import Footprint
@@ -136,15 +136,13 @@ class Oracle:
 
     def seconds(self, plan: Plan, batch: int) -> float:
         """Return only the step's seconds."""
-        spans = self._simulate(self.walk(plan, batch).events, plan)
-        return max((span.end for span in spans), default=0.0)
+        return end_of(self._simulate(self.walk(plan, batch), plan))
 
     def quick(self, plan: Plan, batch: int) -> tuple[float, float]:
         """Return the step's seconds and the bytes of the fullest rank, and nothing else."""
         walk = self.walk(plan, batch)
-        spans = self._simulate(walk.events, plan)
         memory = (sum(m.values()) for m in self._memory(walk))
-        return max((span.end for span in spans), default=0.0), max(memory)
+        return end_of(self._simulate(walk, plan)), max(memory)
 
     def _memory(self, walk: Walk) -> tuple[Mapping[str, float], ...]:
         baseline, slots = self.machine.device.baseline_bytes, self.optimizer_slots
@@ -153,11 +151,22 @@ class Oracle:
             for position in range(walk.mesh.positions)
         )
 
-    def _simulate(self, lists: dict[int, list[Event]], plan: Plan) -> tuple[Span, ...]:
+    def _simulate(self, walk: Walk, plan: Plan) -> tuple[Span, ...]:
+        """Return what every rank does when; a step that was simulated alike before is not again."""
         machine, _ = self._crowded(plan)
         cores = machine.node.cores if machine.device.host else 0
-        alone, per_node = machine.device.alone_speedup, self.ranks_per_node(plan.ranks)
-        return simulate(lists, cores=cores, ranks_per_node=per_node, alone=alone, jitter=machine.jitter)
+        alone, per_node = self.kernels.alone_speedup(), self.ranks_per_node(plan.ranks)
+        jitter = self._jitter(machine)
+        key = (cores, per_node, alone, jitter)
+        if key not in walk.spans:
+            walk.spans[key] = simulate(
+                walk.events, cores=cores, ranks_per_node=per_node, alone=alone, jitter=jitter
+            )
+        return walk.spans[key]
+
+    def _jitter(self, machine: Machine) -> float:
+        """Return by which part of their work ranks that meet are late."""
+        return max(machine.jitter, self.kernels.lateness() if machine.device.host else 0.0)
 
     def _crowded(self, plan: Plan) -> tuple[Machine, dict[tuple[object, ...], StagePrice]]:
         """Return the machine as ranks of a plan see it that share a node, and the prices known there."""
@@ -173,8 +182,8 @@ class Oracle:
         lists = walk.events
         cores = machine.node.cores if machine.device.host else 0
         per_node = self.ranks_per_node(plan.ranks)
-        spans = self._simulate(lists, plan)
-        step = max((span.end for span in spans), default=0.0)
+        spans = self._simulate(walk, plan)
+        step = end_of(spans)
         spread = 2 * walk.spread() or _UNKNOWN * step
         fields = walk.fields | {"device.memory_bytes", "device.baseline_bytes"}
         return Prediction(
@@ -185,7 +194,15 @@ class Oracle:
             peak_bytes_by_category=self._memory(walk),
             memory_bytes=machine.device.memory_bytes,
             why=partial(
-                explain, lists, cores, step, per_node, machine, lambda m: self.on(m).seconds(plan, samples)
+                explain,
+                lists,
+                cores,
+                step,
+                per_node,
+                machine,
+                lambda m: self.on(m).seconds(plan, samples),
+                self._jitter(machine),
+                self.kernels.alone_speedup(),
             ),
             timeline=spans,
             assumed=machine.assumed(fields),

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes,
 from shardwise.oracle.moves import Move
 
 INTERPOLATED = "interpolated"
-_VERSION = 4
+_VERSION = 5
 # Copies have one direction only.
 _ONCE = Direction.FORWARD.value
 
@@ -83,6 +83,8 @@ class Profile:
         fallback: asked for operators that were never measured.
         entries: measurements by key.
         refused: why some tasks cannot be measured, by key.
+        worked, waited: seconds of ranks that did the same and met where programs do, and of their waits.
+        busy, alone: seconds of the same computations on all cores at once, and on one of them.
     """
 
     device: str
@@ -90,12 +92,24 @@ class Profile:
     fallback: KernelTimes
     entries: dict[str, Measured] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    worked: float = 0.0
+    waited: float = 0.0
+    busy: float = 0.0
+    alone: float = 0.0
     _by_op: dict[str, list[Measured]] = field(default_factory=dict, repr=False)
 
     def add(self, key: str, measured: Measured) -> None:
         """Add a measurement."""
         self.entries[key] = measured
         self._by_op.setdefault(measured.op, []).append(measured)
+
+    def lateness(self) -> float:
+        """Return by which part ranks that meet are late: equal work never takes equally long."""
+        return self.waited / self.worked if self.worked else 0.0
+
+    def alone_speedup(self) -> float:
+        """Return how much faster a rank computes while the other cores of its node are idle."""
+        return max(1.0, self.busy / self.alone) if self.alone else self.fallback.alone_speedup()
 
     def knows(self, key: str) -> bool:
         """Tell whether a computation was measured, or cannot be."""
@@ -166,7 +180,13 @@ class Profile:
             ]
             for key, m in self.entries.items()
         }
-        content = {"version": _VERSION, "device": self.device, "threads": self.threads, "entries": entries}
+        content = {
+            "version": _VERSION,
+            "device": self.device,
+            "threads": self.threads,
+            "together": [self.worked, self.waited, self.busy, self.alone],
+            "entries": entries,
+        }
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(f"{path.name}.{os.getpid()}")
         scratch.write_text(json.dumps(content))
@@ -181,6 +201,7 @@ class Profile:
         content = json.loads(path.read_text())
         same = (content.get("version"), content.get("device"), content.get("threads"))
         if same == (_VERSION, device, threads):
+            profile.worked, profile.waited, profile.busy, profile.alone = content["together"]
             for key, values in content["entries"].items():
                 profile.add(key, Measured(*values))
         return profile
@@ -201,6 +222,30 @@ def measured(
 def moved(move: Move, seconds: float, spread: float) -> Measured:
     """Put the time of copies together with their bytes, for later scaling."""
     return Measured(move.kind, {_ONCE: seconds}, {_ONCE: spread}, {_ONCE: 0.0}, {_ONCE: move.nbytes})
+
+
+def renewed(before: Profile, after: Profile) -> Profile:
+    """Return a profile with the times of a later one, and all else that is known from an earlier one."""
+    result = Profile(before.device, before.threads, before.fallback, refused=dict(before.refused))
+    result.worked, result.waited = after.worked, after.waited
+    result.busy, result.alone = before.busy, before.alone
+    for key, first in before.entries.items():
+        second = after.entries.get(key, first)
+        result.add(key, replace(first, seconds={**first.seconds, **second.seconds}, spread=second.spread))
+    return result
+
+
+def drift(before: Profile, after: Profile) -> float:
+    """Return how much slower computations were at a later time, all those of both taken together."""
+    pairs = [
+        (seconds, after.entries[key].seconds[d])
+        for key, entry in before.entries.items()
+        if key in after.entries
+        for d, seconds in entry.seconds.items()
+        if d in after.entries[key].seconds
+    ]
+    first, second = (sum(column) for column in zip(*pairs, strict=True)) if pairs else (1.0, 1.0)
+    return second / first - 1
 
 
 def cache_folder() -> Path:

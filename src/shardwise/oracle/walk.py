@@ -9,7 +9,7 @@ from functools import cached_property
 
 from shardwise.graph import Kind as LayerKind
 from shardwise.machine import Machine
-from shardwise.oracle.events import Event, Kind
+from shardwise.oracle.events import Event, Kind, Span
 from shardwise.oracle.kernels import KernelTimes
 from shardwise.oracle.memory import Footprint, footprint
 from shardwise.oracle.price import STATISTICS, StagePrice, price_stage
@@ -65,6 +65,8 @@ class Walk:
         self.edge_index = {edge: i for i, edge in enumerate(self.lowered.program.edges)}
         # The fullest moment of every position, once somebody has looked for it.
         self.moments: dict[int, tuple[float, float, float]] = {}
+        # What every rank does when, by how ranks share cores.
+        self.spans: dict[tuple[float, ...], tuple[Span, ...]] = {}
 
     @cached_property
     def events(self) -> dict[int, list[Event]]:
@@ -222,10 +224,8 @@ class Walk:
     def _finish(self, position: int) -> Iterator[Event]:
         """Update the weights, then add up the loss for everybody."""
         machine = self.machine
-        rate = machine.device.update_bytes_per_second or machine.device.memory_bandwidth / 6
         self.fields.add("device.update_bytes_per_second")
-        count = len({n for f in self.footprints(position).values() for n in f.trained})
-        seconds = self.trained_bytes(position) / rate + count * machine.device.update_overhead_seconds
+        seconds = machine.device.update_seconds(self.trained(position).values())
         yield Event(Kind.WORK, seconds, UPDATE, "optimizer")
         size = self.mesh.size
         if size > 1:
@@ -247,10 +247,9 @@ class Walk:
             result[role.stage] = self.sizes[key]
         return result
 
-    def trained_bytes(self, position: int) -> float:
-        """Return the bytes of the parameters that a position updates."""
-        trained = {n: size for f in self.footprints(position).values() for n, size in f.trained.items()}
-        return float(sum(trained.values()))
+    def trained(self, position: int) -> dict[str, int]:
+        """Return the bytes of each parameter that a position updates."""
+        return {n: size for f in self.footprints(position).values() for n, size in f.trained.items()}
 
     def spread(self) -> float:
         """Return the standard deviation of a step: of the stage whose kernels vary most."""

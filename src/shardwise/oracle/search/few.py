@@ -69,7 +69,7 @@ class Few:
 
     def _score(self, seconds: float, plan: Plan) -> float:
         # Kernels are timed on busy nodes; a rank whose neighbours wait may be faster than that.
-        alone = self.oracle.machine.device.alone_speedup
+        alone = self.oracle.kernels.alone_speedup()
         return self.kept.score(seconds / alone, 0.0, plan.ranks)
 
     def _bounded(self) -> list[tuple[Plan, tuple[int, int], float]]:

@@ -77,7 +77,6 @@ def busy_seconds(walk: Walk, cores: int) -> float:
     """
     program, plan, mesh = walk.lowered.program, walk.lowered.plan, walk.mesh
     device = walk.machine.device
-    rate = device.update_bytes_per_second or device.memory_bandwidth / 6
     each = [0.0] * mesh.positions
     for m in range(program.micro_batches):
         way = direction_of(plan, m)
@@ -86,7 +85,7 @@ def busy_seconds(walk: Walk, cores: int) -> float:
             for member, position in enumerate(mesh.member_positions(stage, way)):
                 each[position] += sum(e.seconds for e in price.ahead[member])
                 each[position] += sum(e.seconds for s in price.segments[member] for e in s.events)
-    each = [seconds + walk.trained_bytes(p) / rate for p, seconds in enumerate(each)]
+    each = [seconds + device.update_seconds(walk.trained(p).values()) for p, seconds in enumerate(each)]
     # Replicas whose share is smaller by a sample work less than the first one.
     alike = walk.replicas if walk.lowered.batch % plan.data == 0 else 1
     shared = sum(each) * alike / cores if cores else 0.0

@@ -7,17 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
-
-def clock() -> Callable[[], float]:
-    """Return the clock for computations of this rank.
-
-    The thread's own clock leaves out what unrelated processes take; a rank with several threads, or a
-    device of its own, needs the clock on the wall.
-    """
-    single = torch.get_num_threads() == 1 and not torch.cuda.is_available()
-    return time.thread_time if single else time.perf_counter
+# The clock on the wall, as for steps: what interrupts a step interrupts its kernels too.
+now = time.perf_counter
 
 
 def typical(values: Sequence[float]) -> float:
@@ -35,11 +26,10 @@ def spread(values: Sequence[float]) -> float:
 
 def repeat(run: Callable[[], Any], seconds: float, most: int = 500) -> float:
     """Repeat a computation for some time, at least three times after a first try; return its typical time."""
-    now = clock()
     run()
     times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or (time.perf_counter() < end and len(times) < most):
+    end = now() + seconds
+    while len(times) < 3 or (now() < end and len(times) < most):
         start = now()
         run()
         times.append(now() - start)

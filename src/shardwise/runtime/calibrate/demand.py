@@ -44,6 +44,22 @@ def stages_of(graph: Graph, machine: Machine, plans: Iterable[Plan], batch: int)
     return list(found.values())
 
 
+def empty_profile(machine: Machine) -> Profile:
+    """Return a profile of a machine's device without any measurement."""
+    device = machine.device
+    return Profile(device.name, device.threads, Roofline(device))
+
+
+def fresh_profile(
+    graph: Graph, machine: Machine, plans: Iterable[Plan], batch: int, seconds: float
+) -> Profile:
+    """Measure the computations of some plans now, whatever was measured before, and keep nothing."""
+    profile = empty_profile(machine)
+    stages = stages_of(graph, machine, plans, batch)
+    profile_kernels(profile, stages, seconds=seconds, ranks=machine.node.devices)
+    return profile
+
+
 def kernels_for_plans(
     graph: Graph, machine: Machine, plans: Iterable[Plan], batch: int, seconds: float
 ) -> KernelTimes | None:

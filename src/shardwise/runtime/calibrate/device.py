@@ -19,7 +19,8 @@ from shardwise.machine import Curve, Device
 from shardwise.runtime.calibrate.baseline import baseline_bytes
 from shardwise.runtime.calibrate.clock import repeat
 from shardwise.runtime.calibrate.job import measure
-from shardwise.runtime.calibrate.overheads import operator_overheads, segment_overheads, update_overhead
+from shardwise.runtime.calibrate.overheads import operator_overheads, segment_overheads
+from shardwise.runtime.calibrate.updates import update_link, update_times
 from shardwise.runtime.doctor import memory_bytes
 from shardwise.runtime.poller import cores
 
@@ -33,12 +34,17 @@ def measure_device(ranks: int, seconds: float) -> Device:
     """Return what one of `ranks` ranks of this node can do while the others are busy too."""
     function = f"{__name__}:time_device"
     found = measure(function, seconds, size=ranks, transport="gloo", seconds=seconds)
-    mean = {name: statistics.mean(r[name] for r in found) for name in found[0] if name != "curves"}
+    mean = {
+        name: statistics.mean(r[name] for r in found)
+        for name in found[0]
+        if name not in ("curves", "updates")
+    }
     best = max(rate for r in found for points in r["curves"].values() for _, rate in points)
     peaks = {"float32": max(mean["peak float32"], best), "float64": mean["peak float64"]}
     curves = {
         name: _curve([r["curves"][name] for r in found], peaks["float32"]) for name in found[0]["curves"]
     }
+    update = update_link([r["updates"] for r in found])
     return Device(
         name=device_name(),
         peak_flops=peaks,
@@ -48,10 +54,10 @@ def measure_device(ranks: int, seconds: float) -> Device:
         overhead_forward_seconds=mean["overhead_forward_seconds"],
         overhead_backward_seconds=mean["overhead_backward_seconds"],
         efficiency=curves,
-        update_bytes_per_second=mean["update_bytes_per_second"],
+        update_bytes_per_second=update.bytes_per_second,
+        update=update,
         overhead_segment_forward_seconds=mean["overhead_segment_forward_seconds"],
         overhead_segment_backward_seconds=mean["overhead_segment_backward_seconds"],
-        update_overhead_seconds=mean["update_overhead_seconds"],
         alone_speedup=max(1.0, found[0]["alone_speedup"]),
         threads=max(1, cores() // ranks),
         host=True,
@@ -77,15 +83,14 @@ def _curve(ranks: list[list[tuple[float, float]]], peak: float) -> Curve:
 
 def time_device(seconds: float) -> dict[str, Any]:
     """Be one rank: time everything, each after a barrier so that the other ranks are busy too."""
-    share = seconds / (4 + len(_CONVOLUTIONS) + len(_LINEARS))
+    share = seconds / (5 + len(_CONVOLUTIONS) + len(_LINEARS))
     found: dict[str, Any] = {}
     found["memory_bandwidth"] = _together(_copy_rate, share)
-    found["update_bytes_per_second"] = _together(_update_rate, share)
+    found["updates"] = _together(update_times, 2 * share)
     forward, backward = operator_overheads()
     found["overhead_forward_seconds"], found["overhead_backward_seconds"] = forward, backward
     forward, backward = _together(lambda _: segment_overheads(), share)
     found["overhead_segment_forward_seconds"], found["overhead_segment_backward_seconds"] = forward, backward
-    found["update_overhead_seconds"] = update_overhead()
     found["alone_speedup"] = _alone_speedup(share)
     for dtype in ("float32", "float64"):
         found[f"peak {dtype}"] = _together(partial(_matrix_rate, dtype), share / 2)
@@ -118,15 +123,6 @@ def _agreed(wish: bool) -> bool:
 def _copy_rate(seconds: float) -> float:
     source, target = torch.ones(_COPY_BYTES // 4), torch.empty(_COPY_BYTES // 4)
     return 2 * _COPY_BYTES / repeat(lambda: target.copy_(source), seconds)
-
-
-def _update_rate(seconds: float) -> float:
-    """Return bytes of parameters per second under SGD with momentum."""
-    parameters = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(8)]
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
-    return sum(p.nbytes for p in parameters) / repeat(optimizer.step, seconds)
 
 
 def _alone_speedup(seconds: float) -> float:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -16,15 +15,13 @@ from shardwise.oracle.moves import Move
 from shardwise.oracle.profile import Profile, measured, moved
 from shardwise.program import StageProgram
 from shardwise.runtime.calibrate.chains import Chain, chains_of
-from shardwise.runtime.calibrate.clock import spread
 from shardwise.runtime.calibrate.job import measure
 from shardwise.runtime.calibrate.overheads import call_overhead
-from shardwise.runtime.calibrate.replay import Replay, Times
+from shardwise.runtime.calibrate.pace import Pace
+from shardwise.runtime.calibrate.timer import Result, Timer
 from shardwise.runtime.poller import cores
 
 _FEWEST, _MOST = 3, 15
-Found = dict[str, dict[str, tuple[float, float]]]
-Result = tuple[Found, dict[str, str], dict[tuple[str, str], float]]
 
 
 def profile_kernels(
@@ -51,19 +48,29 @@ def profile_kernels(
     found = measure(
         function, (chains, seconds), size=size, transport="gloo", seconds=seconds, threads=profile.threads
     )
+    collect(profile, chains, found)
+    return [key for chain in chains for key in list(chain.keys()) if not profile.knows(key)]
+
+
+def collect(profile: Profile, chains: Sequence[Chain], found: Sequence[Sequence[Result]]) -> None:
+    """Add what all ranks found about some chains to a profile."""
     for chain, *results in zip(chains, *found, strict=False):
         keys = chain.keys()
-        for key, words in results[0][1].items():
-            profile.refused[key] = words
+        profile.refused.update(results[0].refused)
         room: dict[str, dict[str, float]] = {}
-        for (key, direction), nbytes in results[0][2].items():
+        for (key, direction), nbytes in results[0].room.items():
             room.setdefault(key, {})[direction] = nbytes
-        for key in results[0][0]:
+        for key in results[0].found:
             # A computation that is measured already keeps its time: predictions do not change by asking.
             if key in keys and key not in profile.entries:
-                times = [result[0][key] for result in results if key in result[0]]
+                times = [result.found[key] for result in results if key in result.found]
                 _add(profile, key, keys[key], times, room.get(key, {}))
-    return [key for chain in chains for key in list(chain.keys()) if not profile.knows(key)]
+        if all(result.waited for result in results):
+            profile.worked += fmean(result.worked for result in results)
+            profile.waited += fmean(result.waited for result in results)
+        if results[0].alone:
+            profile.busy += results[0].busy
+            profile.alone += results[0].alone
 
 
 def _add(
@@ -88,12 +95,12 @@ def time_chains(arguments: Any) -> list[Result]:
     chains, seconds = arguments
     results: list[Result] = []
     end = time.perf_counter() + seconds
-    overhead = call_overhead()
+    overhead, pace = call_overhead(), Pace()
     for i, chain in enumerate(chains):
         left = _agreed(end - time.perf_counter())
         if results and left <= 0:
             break
-        results.append(_time_chain(chain, left / (len(chains) - i), overhead))
+        results.append(_time_chain(chain, left / (len(chains) - i), overhead, pace))
     return results
 
 
@@ -105,27 +112,17 @@ def _agreed(seconds: float) -> float:
     return float(value)
 
 
-def _time_chain(chain: Chain, seconds: float, overhead: float) -> Result:
-    replay = Replay(chain, overhead)
-    # The first round prepares kernels and buffers.
-    replay.prepare()
+def _time_chain(chain: Chain, seconds: float, overhead: float, pace: Pace) -> Result:
+    timer = Timer(chain, overhead, pace)
     start = time.perf_counter()
-    times: Times = {}
-    replay.round(times)
+    timer.round()
     once = time.perf_counter() - start
     rounds = int(_agreed(min(_MOST, max(_FEWEST, seconds / max(once, 1e-6)))))
     for _ in range(rounds - 1):
-        replay.round(times)
-    replay.other_sums(times)
-    shares = replay.weight_shares()
-    found: Found = {}
-    for (key, direction), values in times.items():
-        middle, wide = statistics.median(values), spread(values)
-        if direction != Direction.BACKWARD_INPUT or key not in shares:
-            found.setdefault(key, {})[direction] = (middle, wide)
-            continue
-        part = shares[key]
-        for name, share in ((Direction.BACKWARD_INPUT, 1 - part), (Direction.BACKWARD_WEIGHT, part)):
-            if share:
-                found.setdefault(key, {})[name.value] = (share * middle, share * wide)
-    return found, replay.refused, replay.room()
+        timer.round()
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        for _ in range(_FEWEST):
+            timer.alone()
+    # The others wait for rank 0.
+    _agreed(0.0)
+    return timer.result()

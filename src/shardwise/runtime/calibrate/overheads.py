@@ -15,7 +15,7 @@ from shardwise.plan import Plan
 from shardwise.program import Compute, StageProgram
 from shardwise.program.lowered import lower
 from shardwise.runtime.calibrate.chains import Chain
-from shardwise.runtime.calibrate.clock import clock, repeat
+from shardwise.runtime.calibrate.clock import now, repeat
 from shardwise.runtime.calibrate.replay import FORWARD, Replay, Times
 from shardwise.runtime.stage import BoundStage
 from shardwise.runtime.wire import LoneWire, Wires
@@ -62,7 +62,6 @@ def call_overhead() -> float:
         torch.autograd.backward([edge], [x])
         short.append(now() - start)
 
-    now = clock()
     long: list[float] = []
     short: list[float] = []
     repeat(chain, 0.1)
@@ -97,7 +96,6 @@ def _stage_times(program: StageProgram, tensors: dict[str, Tensor]) -> tuple[flo
     """Return the times of a stage as the runtime executes it, without messages."""
     wire = LoneWire()
     stage = BoundStage(program, 0, tensors, Wires(wire, wire, wire), torch.device("cpu"))
-    now = clock()
     there: list[float] = []
     back: list[float] = []
     arrivals = {
@@ -126,12 +124,3 @@ def _tiny_stage() -> StageProgram:
     graph = capture(model, x, training=True, check=False)
     loss = capture_loss(nn.MSELoss(), graph.output_specs, x, check=False)
     return lower(attach(graph, loss), Plan.parse("data=2")).stage(0, 0, 0)
-
-
-def update_overhead() -> float:
-    """Return what updating one parameter costs however small it is."""
-    parameters = [nn.Parameter(torch.ones(64)) for _ in range(200)]
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
-    return repeat(optimizer.step, 0.2) / len(parameters)

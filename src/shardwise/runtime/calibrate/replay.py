@@ -21,7 +21,8 @@ from shardwise.oracle.moves import SUM, Move, move_of, sum_of
 from shardwise.oracle.profile import key_of
 from shardwise.program import Compute, Normalise, Op, Regrid
 from shardwise.runtime.calibrate.chains import Chain
-from shardwise.runtime.calibrate.clock import clock
+from shardwise.runtime.calibrate.clock import now
+from shardwise.runtime.calibrate.pace import Pace
 from shardwise.runtime.calibrate.values import SMALL, seed, stored
 from shardwise.runtime.in_place import rectify
 from shardwise.runtime.memory import allocator_profile
@@ -59,9 +60,10 @@ class _Item:
 class Replay:
     """One rank's chain of operations, bound to tensors of its own."""
 
-    def __init__(self, chain: Chain, overhead: float) -> None:
-        self.chain, self.rank, self.overhead = chain, chain.rank, overhead
-        self.now = clock()
+    def __init__(self, chain: Chain, overhead: float, pace: Pace | None = None) -> None:
+        self.chain, self.rank, self.overhead, self.pace = chain, chain.rank, overhead, pace
+        # The seconds of all that was timed, and of the waits for other ranks between.
+        self.worked = self.waited = 0.0
         self.refused: dict[str, str] = {}
         self.tensors = stored(chain)
         wire = _Hollow()
@@ -110,6 +112,7 @@ class Replay:
         slots: dict[str, Tensor] = {}
         tape: list[Any] = []
         for i, item in enumerate(self.items):
+            self._meet(item)
             with self._mark("F", item):
                 tape.append(self._forward(item, slots, times))
             for slot in _slots(item.op):
@@ -118,6 +121,7 @@ class Replay:
         grads: dict[str, Tensor] = {}
         del slots
         for item in reversed(self.items):
+            self._meet(item)
             with self._mark("B", item):
                 self._backward(item, tape.pop(), grads, times)
         self._accumulate(times)
@@ -136,12 +140,12 @@ class Replay:
         return tensor
 
     def _forward(self, item: _Item, slots: dict[str, Tensor], times: Times) -> Any:
-        op, now = item.op, self.now
+        op = item.op
         if isinstance(op, Regrid):
             source = self._operand(op.source, None, slots)
             start = now()
             slots[op.makes.slot] = item.run(source)
-            _note(times, item.key, FORWARD, now() - start)
+            self._note(times, item.key, FORWARD, now() - start)
             return None
         operands = [
             self._operand(held, operand, slots)
@@ -151,12 +155,12 @@ class Replay:
             start = now()
             with torch.no_grad():
                 slots[op.makes.slot], saved = item.run(operands[0])
-            _note(times, item.key, FORWARD, now() - start)
+            self._note(times, item.key, FORWARD, now() - start)
             return saved
         local, leaves = self._enter(op, operands)
         start = now()
         out = item.run(local)
-        _note(times, item.key, FORWARD, now() - start)
+        self._note(times, item.key, FORWARD, now() - start)
         edge = torch.autograd.graph.get_gradient_edge(out) if out.requires_grad else None
         slots[op.makes.slot] = out.detach()
         return leaves, edge, tuple(out.shape), out.dtype
@@ -175,7 +179,7 @@ class Replay:
         return local, leaves
 
     def _backward(self, item: _Item, saved: Any, grads: dict[str, Tensor], times: Times) -> None:
-        op, now = item.op, self.now
+        op = item.op
         if not op.makes.grad:
             return
         grad = grads.pop(op.makes.slot, None)
@@ -184,7 +188,7 @@ class Replay:
             grad = seed(op.makes.stored(self.rank).shape, op.makes.spec.dtype) if grad is None else grad
             start = now()
             result = item.back(grad)
-            _note(times, item.back_key, FORWARD, now() - start)
+            self._note(times, item.back_key, FORWARD, now() - start)
             self._add(grads, op.source.slot, result, times)
             return
         if isinstance(op, Normalise):
@@ -193,7 +197,7 @@ class Replay:
             start = now()
             with torch.no_grad():
                 result = item.back(saved, grad)
-            _note(times, item.key, BACKWARD, now() - start)
+            self._note(times, item.key, BACKWARD, now() - start)
             if tuple(result.shape) == op.reads[0].stored(self.rank).shape:
                 self._add(grads, op.reads[0].slot, result, times)
             return
@@ -203,7 +207,7 @@ class Replay:
         grad = seed(shape, dtype) if grad is None or tuple(grad.shape) != shape else grad
         start = now()
         torch.autograd.backward([edge], [grad])
-        _note(times, item.key, BACKWARD, max(0.0, now() - start - self.overhead))
+        self._note(times, item.key, BACKWARD, max(0.0, now() - start - self.overhead))
         for i, leaf in leaves.items():
             if leaf.grad is not None:
                 gradient, leaf.grad = leaf.grad, None
@@ -211,22 +215,31 @@ class Replay:
                     gradient = gradient.clone()
                 self._add(grads, op.reads[i].slot, gradient, times)
 
+    def _meet(self, item: _Item) -> None:
+        """Wait for the other ranks where the program does."""
+        if self.pace is not None and not isinstance(item.op, Compute):
+            self.waited += self.pace.meet()
+
+    def _note(self, times: Times, key: str, direction: str, seconds: float) -> None:
+        self.worked += seconds
+        times.setdefault((key, direction), []).append(seconds)
+
     def _add(self, grads: dict[str, Tensor], slot: str, grad: Tensor, times: Times) -> None:
         if slot not in grads or grads[slot].shape != grad.shape:
             grads[slot] = grad
             return
-        start = self.now()
+        start = now()
         grads[slot].add_(grad)
-        _note(times, _sum_key(grad), FORWARD, self.now() - start)
+        self._note(times, _sum_key(grad), FORWARD, now() - start)
 
     def _accumulate(self, times: Times) -> None:
         """Add to the gradients of weights once more, as the second micro-batch does."""
         for tensor in self.tensors.values():
             if tensor.grad is not None:
                 grad = torch.ones_like(tensor.grad)
-                start = self.now()
+                start = now()
                 tensor.grad.add_(grad)
-                _note(times, _sum_key(grad), FORWARD, self.now() - start)
+                self._note(times, _sum_key(grad), FORWARD, now() - start)
 
     def other_sums(self, times: Times) -> None:
         """Time additions that a piece of a stage does not come to by itself."""
@@ -234,9 +247,9 @@ class Replay:
             if isinstance(move, Move) and move.kind == SUM and (key, FORWARD) not in times:
                 total, grad = seed(move.shape, move.dtype), seed(move.shape, move.dtype)
                 for _ in range(3):
-                    start = self.now()
+                    start = now()
                     total.add_(grad)
-                    _note(times, key, FORWARD, self.now() - start)
+                    self._note(times, key, FORWARD, now() - start)
 
     def room(self) -> dict[tuple[str, str], float]:
         """Return what each operation allocates at its fullest moment, from the events of the allocator."""
@@ -300,9 +313,9 @@ class Replay:
 
         def run(wanted: Sequence[Tensor]) -> float:
             torch.autograd.grad(out, wanted, grad, retain_graph=True, allow_unused=True)
-            start = self.now()
+            start = now()
             torch.autograd.grad(out, wanted, grad, retain_graph=True, allow_unused=True)
-            return self.now() - start
+            return now() - start
 
         first, second = run(weights), run(inputs)
         return first / max(first + second, 1e-12)
@@ -317,7 +330,3 @@ def _slots(op: Op) -> list[str]:
 
 def _sum_key(grad: Tensor) -> str:
     return sum_of(grad.shape, str(grad.dtype).removeprefix("torch."), grad.element_size()).key
-
-
-def _note(times: Times, key: str, direction: str, seconds: float) -> None:
-    times.setdefault((key, direction), []).append(seconds)
