@@ -6,6 +6,7 @@ import pytest
 
 from shardwise.runtime.environment import ALONE, Place, detect, first_host, tasks_per_node, without_place
 from shardwise.runtime.neighbours import neighbours, threads_of
+from shardwise.runtime.rendezvous import step_port
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",
@@ -96,5 +97,16 @@ def test_slurm_counts_and_hosts_are_expanded() -> None:
     assert first_host("gpu[003-010,12],login1") == "gpu003"
     assert first_host("alone") == "alone"
     assert first_host("a,b") == "a"
+    assert first_host("r1i[0-1]n[2-3],login1") == "r1i0n2"
     with pytest.raises(ValueError, match="tasks per node"):
         tasks_per_node("many")
+    with pytest.raises(ValueError, match=r"node list: cannot read 'gpu\['"):
+        first_host("gpu[")
+
+
+def test_steps_of_one_job_meet_at_ports_of_their_own() -> None:
+    steps = [(job, step) for job in range(7000, 7100) for step in range(100)]
+    ports = {step_port({"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}) for job, step in steps}
+    assert len(ports) == len(steps)
+    assert min(ports) >= 20000
+    assert max(ports) < 32768

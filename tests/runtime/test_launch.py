@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -62,6 +65,7 @@ def test_the_scripts_exit_code_is_the_commands(tmp_path: Path) -> None:
         (["run", "-n", "2", "absent.py"], "absent.py"),
         (["run", "-n", "0", __file__], "ranks: found 0"),
         (["run", "-n", "2", "--launcher", "ssh", __file__], "launcher: found 'ssh'"),
+        (["run", "-n", "2", "--backend", "udp", __file__], "backend: found 'udp'; expected one of nccl"),
         (
             ["run", "-n", "2", "--launcher", "torchrun", "--backend", "mpi4py", __file__],
             "needs the launcher 'mpi'",
@@ -138,6 +142,38 @@ def test_doctor_names_what_it_found() -> None:
     assert "mpiexec" in rows["MPI"]["value"]
     assert rows["launcher"]["value"] == "mpi"
     assert found.exit_code == 0
+
+
+@pytest.mark.skipif(doctor.torch.cuda.is_available(), reason="the default with CUDA devices is NCCL")
+@pytest.mark.parametrize(("launcher", "backend"), [("mpi", "mpi4py"), ("torchrun", "gloo")])
+def test_doctor_tells_what_run_would_use(
+    monkeypatch: pytest.MonkeyPatch, launcher: str, backend: str
+) -> None:
+    monkeypatch.delenv("SHARDWISE_BACKEND", raising=False)
+    monkeypatch.setattr(doctor, "choose_launcher", lambda _: launcher)
+    rows = {finding.name: finding.value for finding in doctor.examine(ping=False)}
+    assert rows["backend"].startswith("gloo (started by python")
+    assert rows["backend in run"].startswith(backend)
+
+
+def test_only_processes_of_the_job_are_ended() -> None:
+    address = "/tmp/shardwise-test/socket"
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    mine = subprocess.Popen(sleep, env=os.environ | {launch.ADDRESS: address})
+    # What a finished rank's number may belong to by the time the job is cleared away.
+    strangers = [subprocess.Popen(sleep, env=os.environ | more) for more in ({}, {launch.ADDRESS: "/other"})]
+    job = launch._Run.__new__(launch._Run)
+    job._processes, job._address = [], address
+    job._relay = SimpleNamespace(pids=dict(enumerate([mine.pid, *(s.pid for s in strangers)])))
+    try:
+        job._end_all(0.0)
+        assert mine.wait(timeout=10) == -signal.SIGKILL
+        assert [stranger.poll() for stranger in strangers] == [None, None]
+    finally:
+        for process in (mine, *strangers):
+            process.kill()
+            process.wait()
+    assert not launch.is_rank(mine.pid, address)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 
+import shardwise as sw
 from ranks import run_ranks
-from shardwise.runtime import mpi, progress
+from shardwise.runtime import channels, mpi, progress
+from shardwise.runtime import wire as wire_module
 from shardwise.runtime.mpi import buffers, line
 from shardwise.runtime.wire import Parcel, wire_of
 
@@ -72,6 +76,36 @@ def staged_lines() -> dict[str, bool]:
 def test_messages_of_the_runtime_staged_in_host_memory_arrive() -> None:
     for found in run_ranks(staged_lines, 2):
         assert all(found.values()), found
+
+
+def too_many_messages() -> str:
+    """Bind the stages of a pipeline to a transport with few tags."""
+    made = channels.highest_tag
+    channels.highest_tag = lambda: 4095
+    x, y = torch.randn(4, 6), torch.randn(4, 2)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
+    try:
+        for micro_batches in (4, 8):
+            plan = f"stages=2 micro_batches={micro_batches}"
+            sample = (x.repeat(2, 1), y.repeat(2, 1))
+            sw.Trainer(model, sample, plan, loss=F.mse_loss, optimizer=sgd).step(*sample)
+    except ValueError as error:
+        return f"{micro_batches}: {error}"
+    finally:
+        channels.highest_tag = made
+    return "bound"
+
+
+def sgd(named: object) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for _, p in named], lr=0.1)  # type: ignore[attr-defined]
+
+
+def test_more_messages_than_mpi_has_tags_for_are_refused() -> None:
+    for found in run_ranks(too_many_messages, 2):
+        assert found.startswith("8: messages between stages: their tags go up to 8191, ")
+        assert "(MPI_TAG_UB) to 4095; use fewer micro_batches" in found
+    (limit, _) = run_ranks(wire_module.highest_tag, 2)
+    assert limit >= 32767
 
 
 def test_the_stream_of_a_device_is_waited_for_before_mpi_touches_its_memory(

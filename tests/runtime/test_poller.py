@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from shardwise.runtime import StalledError
+from shardwise.runtime import poller as module
 from shardwise.runtime.poller import OVERSUBSCRIBED, SPARE_CORES, Adopted, Backoff, Poller, describe
 
 
@@ -82,6 +83,19 @@ def test_a_watch_is_told_of_long_waits_and_can_end_them() -> None:
     assert watch.ended == 1
     poller.wait(After(0.001), 10.0, "quick", ranks=(1,))
     assert len(watch.waits) == 1
+
+
+def test_without_a_deadline_the_watch_alone_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNWATCHED_SECONDS", 0.1)
+    poller = Poller(OVERSUBSCRIBED)
+    with pytest.raises(StalledError, match=r"not complete after 0\.1 s"):
+        poller.wait(After(10), None, "recv")
+    poller.watch = Recorder(patience=10**6)
+    poller.wait(After(0.4), None, "recv")
+    poller.wait_all([After(0.4)], None, "recv")
+    poller.watch = Recorder(patience=3)
+    with pytest.raises(StalledError, match="rank 1 is gone"):
+        poller.wait(After(10), None, "recv")
 
 
 def test_adopted_requests_are_kept_until_complete() -> None:

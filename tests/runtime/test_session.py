@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import time
 from datetime import timedelta
 
 import pytest
@@ -12,11 +14,13 @@ import torch.distributed as dist
 import shardwise.runtime as runtime
 from ranks import run_ranks
 from shardwise.geometry import whole
+from shardwise.runtime import rendezvous, session
 from shardwise.runtime.differentiable import _halves, regrid
 from shardwise.runtime.environment import ALONE, Place
-from shardwise.runtime.mpi import library
+from shardwise.runtime.mpi import library, registration
 from shardwise.runtime.mpi.mpiexec import find_mpiexec
 from shardwise.runtime.session import _hang_bell, choose_backend
+from shardwise.runtime.wire import Parcel, wire_of
 
 MPI = Place(0, 2, 0, 2, "MPICH", True)
 
@@ -125,6 +129,107 @@ def test_a_launcher_of_another_mpi_is_explained(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(library, "load", lambda: Fake)
     with pytest.raises(runtime.TransportError, match=r"rank 0 of 1.*different MPI installations"):
         library.check_world(Place(1, 4, 1, 4, "Open MPI", True))
+
+
+@pytest.mark.parametrize(
+    ("backend", "environ", "way"),
+    [
+        ("gloo", {"MASTER_ADDR": "a", "MASTER_PORT": "7", "SLURM_STEP_NODELIST": "b[1-2]"}, "a 7"),
+        ("nccl", {"SLURM_STEP_NODELIST": "b[1-2]", "SLURM_JOB_ID": "0", "SLURM_STEP_ID": "3"}, "b1 20003"),
+        ("gloo", {}, "MPI"),
+        ("mpi4py", {"MASTER_ADDR": "a", "MASTER_PORT": "7"}, "MPI"),
+    ],
+)
+def test_only_the_backend_of_mpi_needs_mpi_to_meet(
+    monkeypatch: pytest.MonkeyPatch, backend: str, environ: dict[str, str], way: str
+) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+    def another_mpi(_: Place) -> None:
+        raise runtime.TransportError("belong to different MPI installations")
+
+    met: list[str] = []
+    monkeypatch.setattr(library, "check_world", another_mpi)
+    monkeypatch.setattr(
+        rendezvous, "TCPStore", lambda host, port, *_: met.append(f"{host} {port}") or dist.HashStore()
+    )
+    place = Place(1, 2, 1, 2, "srun", True)
+    if way == "MPI":
+        with pytest.raises(runtime.TransportError, match="different MPI"):
+            rendezvous.open_store(place, backend)
+    else:
+        rendezvous.open_store(place, backend)
+        assert met == [way]
+
+
+def test_ranks_that_no_launcher_knows_get_devices_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    for rank, host in enumerate(["elsewhere", socket.gethostname()]):
+        dist.PrefixStore("shardwise", store).set(f"place/{rank}", f"3 {host}")
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    place, _ = session._meet_in_group(ALONE)
+    assert (place.rank, place.size, place.local_rank, place.local_size) == (2, 3, 1, 2)
+    told = Place(2, 3, 0, 1, "torchrun", False)
+    assert session._meet_in_group(told)[0] == told
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert session._choose_device("nccl", place) == torch.device("cuda", 1)
+
+
+def late(transport: str) -> list[float]:
+    """Let the other rank wait longer than the limit of an operation, in every way the runtime waits."""
+    rank, limit = dist.get_rank(), timedelta(seconds=0.5)
+    registration.default_pg_timeout = limit
+    if rank == 1:
+        time.sleep(0.8)
+    group = dist.new_group([0, 1], timeout=limit) if transport == "mpi4py" else dist.group.WORLD
+    wire = wire_of(group, range(2))
+    set_limit = group.set_timeout if transport == "mpi4py" else dist.distributed_c10d._set_pg_timeout
+    set_limit(limit)
+    found = []
+    try:
+        for act in (wire.receive, wire.send) if rank == 0 else (wire.send, wire.receive):
+            if rank == 1:
+                time.sleep(0.8)
+            tensor = torch.full((1 << 18,), float(rank))
+            act(Parcel(1 - rank, tensor), 5, "late").wait()
+            found.append(tensor[0].item())
+        if rank == 1:
+            time.sleep(0.8)
+        total = torch.full((2,), rank + 1.0)
+        wire.all_reduce(total)
+        found.append(total[0].item())
+        if rank == 1:
+            time.sleep(0.8)
+        session._barrier()
+    finally:
+        set_limit(timedelta(minutes=30))
+        registration.default_pg_timeout = timedelta(minutes=30)
+    return found
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi4py"])
+def test_the_runtime_waits_for_a_peer_as_long_as_it_is_alive(transport: str) -> None:
+    assert run_ranks(late, 2, transport, (transport,)) == [[1.0, 0.0, 3.0], [1.0, 0.0, 3.0]]
+
+
+def test_a_longer_timeout_is_the_limit_of_what_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert session._limit("nccl", 7200.0) == timedelta(hours=2)
+    assert session._limit("nccl", 120.0) == session._limit("gloo", 7200.0) == timedelta(minutes=30)
+    monkeypatch.setenv("MASTER_ADDR", "a")
+    monkeypatch.setenv("MASTER_PORT", "7")
+    limits: list[timedelta] = []
+    monkeypatch.setattr(rendezvous, "TCPStore", lambda *given: limits.append(given[-1]) or dist.HashStore())
+    for seconds in (2.0, 900.0):
+        rendezvous.open_store(Place(1, 2, 1, 2, "torchrun", False), "gloo", seconds)
+    assert limits == [timedelta(seconds=300), timedelta(seconds=900)]
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,13 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")] = False,
 ) -> None:
     """Start RANKS ranks of a script on this machine, show their output, end all when one fails."""
+    from shardwise.runtime.environment import check_backend
     from shardwise.runtime.launch import Job, choose_launcher, run
 
     if script[0] != "-m" and not os.path.isfile(script[0]):
         raise FileNotFoundError(f"script: {script[0]!r} is not a file; expected script.py or -m module")
+    if backend is not None:
+        check_backend(backend)
     tell = partial(print, file=sys.stderr, flush=True)
     job = Job(ranks, tuple(script), choose_launcher(launcher, tell), backend)
     start = time.monotonic()

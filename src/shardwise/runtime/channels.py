@@ -15,6 +15,7 @@ from shardwise.program.validate import prove_order
 from shardwise.runtime.fabric import Fabric
 from shardwise.runtime.ordered import Channel
 from shardwise.runtime.transfer import Transfer
+from shardwise.runtime.wire import highest_tag
 
 Channels = dict[tuple[Edge, int, bool], list[tuple[str, Transfer]]]
 """(edge, micro-batch, whether it is the gradient's way back) -> (slot, transfer) pairs."""
@@ -34,6 +35,9 @@ def bind_channels(
     result: Channels = {}
     made: dict[tuple[int, int, int, Direction, bool], list[tuple[str, Transfer]]] = {}
     backs = (False, True) if lowered.program.training else (False,)
+    stride = 4 * _WAYS * _PIECES * len(lowered.program.edges)
+    if fabric.size > 1 and not fabric.ordered:
+        check_tags(stride * lowered.program.micro_batches - 1, highest_tag())
     for index, edge in enumerate(lowered.program.edges):
         for m in range(lowered.program.micro_batches):
             direction = direction_of(lowered.plan, m)
@@ -46,7 +50,6 @@ def bind_channels(
                 key = (index, id(source), id(target), direction, back)
                 if key not in made:
                     number = (index * 2 + (direction is Direction.UP)) * 2 + back
-                    stride = 4 * _WAYS * _PIECES * len(lowered.program.edges)
                     made[key] = _bind(
                         edge, source, target, ends, back, fabric, device, number * _WAYS * _PIECES, stride
                     )
@@ -55,6 +58,15 @@ def bind_channels(
         prove_order(lowered.program)
         fabric.open_channels(_ways(result), device)
     return result
+
+
+def check_tags(needed: int, highest: int) -> None:
+    """Refuse more messages than the transport has tags for: two with one tag would be mixed up."""
+    if needed > highest:
+        raise ValueError(
+            f"messages between stages: their tags go up to {needed}, those of this transport (MPI_TAG_UB) to "
+            f"{highest}; use fewer micro_batches or stages, or backend 'gloo'"
+        )
 
 
 def _ways(channels: Channels) -> set[Channel]:

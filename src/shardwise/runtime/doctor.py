@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 
 import torch
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from shardwise.runtime import mpi
 from shardwise.runtime.cgroup import memory_limits
-from shardwise.runtime.environment import detect
+from shardwise.runtime.environment import ALONE, detect
 from shardwise.runtime.errors import TransportError
 from shardwise.runtime.launch import choose_launcher
 from shardwise.runtime.mpi import library
@@ -48,6 +48,7 @@ def examine(ping: bool = True) -> list[Finding]:
         _mpi(),
         Finding("launcher", choose_launcher(None)),
         Finding("backend", _backend()),
+        Finding("backend in run", _backend_in_run()),
     ]
     if ping:
         findings += [_ping(name) for name in _pingable()]
@@ -94,6 +95,13 @@ def _backend() -> str:
     place = detect()
     chosen = choose_backend(None, place)
     return f"{chosen} (started by {place.launcher}, {place.size} rank{'s' * (place.size > 1)})"
+
+
+def _backend_in_run() -> str:
+    """Return what ranks that `shardwise run` starts here would choose."""
+    launcher = choose_launcher(None)
+    place = replace(ALONE, size=2, local_size=2, launcher=launcher, speaks_mpi=launcher == "mpi")
+    return f"{choose_backend(None, place)} (`shardwise run` starts ranks by {launcher})"
 
 
 def _pingable() -> list[str]:

@@ -21,6 +21,8 @@ class Place:
     guessed: bool = False  # the launcher did not say which ranks share a node
 
 
+BACKENDS = ("nccl", "gloo", "mpi4py")
+
 ALONE = Place(rank=0, size=1, local_rank=0, local_size=1, launcher="python", speaks_mpi=False)
 
 
@@ -80,6 +82,12 @@ _OF_A_RANK = re.compile(
 )
 
 
+def check_backend(name: str) -> None:
+    """Refuse a backend that there is not."""
+    if name not in BACKENDS:
+        raise ValueError(f"backend: found {name!r}; expected one of {', '.join(BACKENDS)}")
+
+
 def without_place(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for a job of its own, even if this process is a rank of another one."""
     return {name: value for name, value in environ.items() if not _OF_A_RANK.fullmatch(name)}
@@ -133,11 +141,11 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def first_host(nodelist: str) -> str:
-    """Return the first host of a Slurm node list such as `gpu[003-010,12],login1`."""
-    match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodelist.strip())
+    """Return the first host of a Slurm node list such as `gpu[003-010,12],login1` or `r1i[0-1]n[2-3]`."""
+    match = re.match(r"((?:[^\[\],]|\[\w[^\[\]]*\])+)(?:,|$)", nodelist.strip())
     if match is None:
         raise ValueError(f"node list: cannot read {nodelist!r}; expected a form such as 'node[01-04]'")
-    return match[1] + (match[2] or "")
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[1])
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

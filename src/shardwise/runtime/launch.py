@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from shardwise.runtime.environment import without_place
+from shardwise.runtime.environment import check_backend, without_place
 from shardwise.runtime.errors import TransportError
 from shardwise.runtime.mpi import library
 from shardwise.runtime.mpi.mpiexec import Mpiexec, find_mpiexec
@@ -72,6 +72,8 @@ def run(job: Job) -> int:
     """Run a job to its end and return its exit code: zero only when every rank succeeded."""
     if job.size < 1:
         raise ValueError(f"ranks: found {job.size}; expected at least 1")
+    if job.backend is not None:
+        check_backend(job.backend)
     if job.launcher == "torchrun" and job.backend == "mpi4py":
         raise ValueError("backend 'mpi4py' needs the launcher 'mpi'; torchrun starts no MPI world")
     with tempfile.TemporaryDirectory(prefix="shardwise-", dir=short_root()) as folder:
@@ -114,7 +116,7 @@ class _Run:
     """Hold the processes of a running job."""
 
     def __init__(self, job: Job, address: str) -> None:
-        self._job = job
+        self._job, self._address = job, address
         self._events: queue.SimpleQueue[Ended | int] = queue.SimpleQueue()
         self._relay = Relay(address, job.size, self._events.put)
         self._store: Any = None
@@ -221,9 +223,14 @@ class _Run:
 
     def _signal_ranks(self, number: int) -> None:
         for pid in self._relay.pids.values():
+            self._signal_rank(pid, number)
+        self._await(_GRACE_SECONDS)
+
+    def _signal_rank(self, pid: int, number: int) -> None:
+        """Signal a rank, unless it has ended: its number may by now be that of anybody's process."""
+        if is_rank(pid, self._address):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        self._await(_GRACE_SECONDS)
 
     def _await(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
@@ -245,8 +252,16 @@ class _Run:
             self._await(seconds)
         # An MPI launcher puts ranks into sessions of their own, so the group's signal may miss them.
         for pid in self._relay.pids.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            self._signal_rank(pid, signal.SIGKILL)
+
+
+def is_rank(pid: int, address: str) -> bool:
+    """Tell whether a process belongs to the job whose ranks print to the given address, as only they know."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as variables:
+            return os.fsencode(f"{ADDRESS}={address}") in variables.read().split(b"\0")
+    except OSError:
+        return False
 
 
 def _exit_code(code: int) -> int:

@@ -13,12 +13,14 @@ and after a few milliseconds in any case, the wait sleeps, and its sender wakes 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Protocol
 
 from shardwise.runtime.bell import Bell
@@ -73,6 +75,11 @@ OVERSUBSCRIBED = Backoff(spin_seconds=0.0, yield_seconds=3e-3, max_sleep_seconds
 # A yield among waiting ranks is back in microseconds; one this long gave the core to a rank that computes.
 _CONTENDED_SECONDS = 1e-3
 
+# Longer than any job: whoever waits so is ended by the heartbeat's verdict alone.
+FOREVER = timedelta(days=365)
+# How long the runtime waits where nobody watches over it.
+UNWATCHED_SECONDS = 1800.0
+
 # A wait that lasts this long is published, so that other ranks see who waits for whom.
 _PUBLISH_SECONDS = 0.25
 _TESTS_PER_CLOCK = 8
@@ -99,15 +106,22 @@ class Poller:
         self._testing = threading.Lock()
 
     def wait(
-        self, request: Request, deadline_seconds: float, what: object, ranks: Sequence[int] = ()
+        self, request: Request, deadline_seconds: float | None, what: object, ranks: Sequence[int] = ()
     ) -> None:
-        """Return when the request is complete, or raise `StalledError` that names `what`."""
+        """Return when the request is complete, or raise `StalledError` that names `what`.
+
+        Without a deadline the watch alone decides how long that may take.
+        """
         test = request.Test
         if not test():
             self._wait_longer(test, deadline_seconds, what, ranks)
 
     def wait_all(
-        self, requests: Sequence[Request], deadline_seconds: float, what: object, ranks: Sequence[int] = ()
+        self,
+        requests: Sequence[Request],
+        deadline_seconds: float | None,
+        what: object,
+        ranks: Sequence[int] = (),
     ) -> None:
         """Return when all requests are complete; `what` may be a callable that describes them."""
         pending = [request for request in requests if not request.Test()]
@@ -121,8 +135,10 @@ class Poller:
         self._wait_longer(test, deadline_seconds, what, ranks)
 
     def _wait_longer(
-        self, test: Callable[[], bool], deadline_seconds: float, what: object, ranks: Sequence[int]
+        self, test: Callable[[], bool], deadline_seconds: float | None, what: object, ranks: Sequence[int]
     ) -> None:
+        if deadline_seconds is None:
+            deadline_seconds = UNWATCHED_SECONDS if self.watch is None else math.inf
         clock = time.perf_counter
         start = clock()
         backoff = self.backoff

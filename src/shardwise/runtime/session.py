@@ -13,23 +13,24 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from shardwise.runtime import mpi
 from shardwise.runtime.bell import Bell
-from shardwise.runtime.environment import Place, detect
+from shardwise.runtime.environment import Place, check_backend, detect
 from shardwise.runtime.errors import StalledError, TransportError
 from shardwise.runtime.failure import end_job_on_exception, failed, restore_hook
 from shardwise.runtime.heap import keep_memory
 from shardwise.runtime.heartbeat import Heartbeat
 from shardwise.runtime.mpi import library
 from shardwise.runtime.neighbours import meet, threads_of
-from shardwise.runtime.poller import OVERSUBSCRIBED, SPARE_CORES, cores
+from shardwise.runtime.poller import FOREVER, OVERSUBSCRIBED, SPARE_CORES, cores
 from shardwise.runtime.progress_thread import ProgressThread, wanted
 from shardwise.runtime.rendezvous import keeper, open_store
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
-# The hard limit of a single operation, whatever its peers do; torch's own default.
+# The hard limit of an operation that a script asks for, whatever its peers do; torch's own default. What the
+# runtime itself waits for ends by the heartbeat's verdict alone.
 _OPERATION_LIMIT = timedelta(minutes=30)
 
 
@@ -68,7 +69,8 @@ def init(backend: str | None = None, timeout: float | timedelta | None = None) -
         backend: "nccl", "gloo" or "mpi4py"; by default NCCL with CUDA devices, else mpi4py when started
             by an MPI launcher, else Gloo. `SHARDWISE_BACKEND` sets another default.
         timeout: seconds without progress of a peer after which a wait ends the job; default 120, or
-            `SHARDWISE_TIMEOUT`.
+            `SHARDWISE_TIMEOUT`. With NCCL, whose waits nobody sees, more than 30 minutes is the limit of
+            every operation too.
     """
     global _session, _heartbeat, _progress_thread
     if _session is not None:
@@ -82,26 +84,26 @@ def init(backend: str | None = None, timeout: float | timedelta | None = None) -
     owns_group = not dist.is_initialized()
     if owns_group:
         chosen = choose_backend(backend, place)
-        place, shared, store = _meet(chosen, place)
+        place, shared, store = _meet(chosen, place, seconds)
         oversubscribed = place.local_size > shared
         if chosen == mpi.BACKEND:
             poller = mpi.poller()
             poller.backoff = OVERSUBSCRIBED if oversubscribed else SPARE_CORES
             poller.bell = _hang_bell(store, place) if oversubscribed else None
     else:
-        chosen, shared = _existing(backend), cores()
-        place = replace(place, rank=dist.get_rank(), size=dist.get_world_size())
+        chosen = _existing(backend)
+        place, shared = _meet_in_group(place)
     device = _choose_device(chosen, place)
     keep_memory(device)
     threads = _set_threads(place, shared)
     if owns_group:
         dist.init_process_group(
-            chosen, store=store, rank=place.rank, world_size=place.size, timeout=_OPERATION_LIMIT
+            chosen, store=store, rank=place.rank, world_size=place.size, timeout=_limit(chosen, seconds)
         )
     _session = Session(place, chosen, device, threads, seconds, owns_group)
     if place.size > 1:
         end_job_on_exception(place)
-        _heartbeat = Heartbeat(place.rank, place.size, seconds, keeper=keeper(place))
+        _heartbeat = Heartbeat(place.rank, place.size, seconds, keeper=keeper(place, chosen))
         if chosen == mpi.BACKEND:
             poller = mpi.poller()
             poller.watch = _heartbeat
@@ -113,14 +115,27 @@ def init(backend: str | None = None, timeout: float | timedelta | None = None) -
     return _session
 
 
-def _meet(backend: str, place: Place) -> tuple[Place, int, Store]:
+def _limit(backend: str, seconds: float) -> timedelta:
+    """Return the limit of an operation; on NCCL the only one that the runtime's own messages have."""
+    return max(_OPERATION_LIMIT, timedelta(seconds=seconds)) if backend == "nccl" else _OPERATION_LIMIT
+
+
+def _meet(backend: str, place: Place, seconds: float) -> tuple[Place, int, Store]:
     """Open the store, and find out in it how many cores the ranks of this node share."""
     if backend == mpi.BACKEND:
         mpi.register()
         if place.speaks_mpi:
             library.check_world(place)
-    store = open_store(place, backend)
+    store = open_store(place, backend, seconds)
     return *meet(store, place), store
+
+
+def _meet_in_group(place: Place) -> tuple[Place, int]:
+    """Find out the same of a process group that somebody else made, perhaps of ranks no launcher knows."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    told = not place.guessed and (place.rank, place.size) == (rank, size)
+    store = PrefixStore("shardwise", dist.distributed_c10d._get_default_store())
+    return meet(store, replace(place, rank=rank, size=size, guessed=not told))
 
 
 def _existing(asked: str | None) -> str:
@@ -179,10 +194,20 @@ def _leave_together(session: Session, heartbeat: Heartbeat) -> None:
             mpi.poller().drain(session.timeout_seconds, what)
         except StalledError as error:
             print(f"shardwise: {error}; messages that nobody waited for are given up", file=sys.stderr)
-        dist.barrier()
+        _barrier()
         return
     with heartbeat.waiting((), what):
-        dist.barrier()
+        if session.backend == "nccl":
+            dist.barrier()
+        else:
+            _barrier()
+
+
+def _barrier() -> None:
+    """Wait for all ranks, however long one still computes."""
+    options = dist.BarrierOptions()
+    options.timeout = FOREVER
+    dist.distributed_c10d._get_default_group().barrier(options).wait()
 
 
 def at_leave(forget: Callable[[], object]) -> None:
@@ -226,8 +251,7 @@ def choose_backend(asked: str | None, place: Place) -> str:
         if torch.cuda.is_available():
             return "nccl"
         return mpi.BACKEND if place.speaks_mpi and library.installed() else "gloo"
-    if name not in ("nccl", "gloo", mpi.BACKEND):
-        raise ValueError(f"backend: found {name!r}; expected 'nccl', 'gloo' or '{mpi.BACKEND}'")
+    check_backend(name)
     if name == "nccl" and not torch.cuda.is_available():
         raise ValueError("backend: 'nccl' needs a CUDA device and none is visible; use 'gloo' or 'mpi4py'")
     return name

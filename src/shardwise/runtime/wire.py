@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwise.runtime.errors import TransportError
+from shardwise.runtime.poller import FOREVER
 from shardwise.runtime.session import heartbeat
 
 SUM = "sum over the group"
@@ -100,6 +101,23 @@ def watched(wait: Callable[[], object], peers: Sequence[int], what: Callable[[],
             watch.end_wait()
 
 
+def wait_for(work: Any, on_device: bool) -> None:
+    """Wait for a handle of torch; where a heartbeat watches, it alone says how long."""
+    if on_device or heartbeat() is None:
+        work.wait()
+    else:
+        work.wait(FOREVER)
+
+
+def highest_tag() -> int:
+    """Return up to where the messages of the world may be numbered."""
+    if dist.get_backend() != "mpi4py":
+        return 2**31 - 1
+    from shardwise.runtime.mpi.library import load
+
+    return int(load().COMM_WORLD.Get_attr(load().TAG_UB))
+
+
 def keeps_order(group: Any) -> bool:
     """Tell whether the messages of a group travel in the order of their issue, whatever their tags."""
     return "nccl" in str(dist.get_backend_config(group))
@@ -139,19 +157,20 @@ class TorchLine:
 
     def _wait(self) -> None:
         for work in self.pending:
-            work.wait()
+            wait_for(work, self.batched)
         self.pending = []
 
 
 class TorchPending:
     """A message under way through torch.distributed."""
 
-    def __init__(self, work: Any, peers: Sequence[int], tensor: Tensor, what: str) -> None:
+    def __init__(self, work: Any, peers: Sequence[int], tensor: Tensor, what: str, on_device: bool) -> None:
         self.work, self.peers, self.tensor, self.what = work, peers, tensor, what
+        self.on_device = on_device
 
     def wait(self) -> None:
         """Return when it is complete."""
-        watched(self.work.wait, self.peers, self.describe)
+        watched(partial(wait_for, self.work, self.on_device), self.peers, self.describe)
 
     def describe(self) -> str:
         """Return who waits for what from whom."""
@@ -166,20 +185,22 @@ class TorchWire:
     """Use a torch.distributed process group; `ranks[position]` is the world rank of a peer."""
 
     def __init__(self, group: Any, ranks: Sequence[int]) -> None:
-        self.group, self.ranks = group, tuple(ranks)
+        self.group: Any = group if group is not None else dist.group.WORLD
+        self.ranks = tuple(ranks)
+        self.on_device = keeps_order(self.group)
         self.others = tuple(rank for rank in self.ranks if rank != dist.get_rank())
 
     def send(self, parcel: Parcel, tag: int, what: str) -> Pending:
         """Start one message."""
         peer = self.ranks[parcel.peer]
         work = dist.isend(parcel.buffer, peer, self.group, tag)
-        return TorchPending(work, (peer,), parcel.buffer, what)
+        return TorchPending(work, (peer,), parcel.buffer, what, self.on_device)
 
     def receive(self, parcel: Parcel, tag: int, what: str) -> Pending:
         """Post one receive."""
         peer = self.ranks[parcel.peer]
         work = dist.irecv(parcel.buffer, peer, self.group, tag)
-        return TorchPending(work, (peer,), parcel.buffer, what)
+        return TorchPending(work, (peer,), parcel.buffer, what, self.on_device)
 
     def line(self, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str) -> Line:
         """Prepare a set of receives and sends over fixed buffers."""
@@ -187,16 +208,25 @@ class TorchWire:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks of the group up, in place."""
-        watched(
-            partial(dist.all_reduce, tensor, group=self.group),
-            self.others,
-            lambda: naming(dist.get_rank(), SUM, self.others, (tensor,)),
-        )
+        if self.on_device:
+            watched(
+                partial(dist.all_reduce, tensor, group=self.group),
+                self.others,
+                lambda: naming(dist.get_rank(), SUM, self.others, (tensor,)),
+            )
+        else:
+            self.start_all_reduce(tensor, SUM).wait()
 
     def start_all_reduce(self, tensor: Tensor, what: str) -> Pending:
         """Start adding up; the tensor holds the sum when the result is complete."""
-        work = dist.all_reduce(tensor, group=self.group, async_op=True)
-        return TorchPending(work, self.others, tensor, what)
+        if self.on_device or heartbeat() is None:
+            work = dist.all_reduce(tensor, group=self.group, async_op=True)
+        else:
+            # Gloo adds up in a thread of its own, which gives up by itself: it must be told before it starts.
+            options = dist.AllreduceOptions()
+            options.timeout = FOREVER
+            work = self.group.allreduce([tensor], options)
+        return TorchPending(work, self.others, tensor, what, self.on_device)
 
 
 class LoneWire:

@@ -45,7 +45,7 @@ class MPILine:
         ]
         self.startall = mpi.Prequest.Startall
         self.wire, self.what = wire, what
-        self.poller, self.deadline_seconds = wire.poller, wire.deadline_seconds
+        self.poller = wire.poller
         self.peers = sorted({wire.ranks[p.peer] for p in (*receives, *sends)})
         self.targets = tuple(wire.ranks[p.peer] for p in sends)
         self.answers = tuple(wire.ranks[p.peer] for p in receives if p.buffer.nbytes >= ANSWERED_BYTES)
@@ -67,7 +67,7 @@ class MPILine:
     def finish(self) -> None:
         """Return when all of them are complete."""
         try:
-            self.poller.wait_all(self.requests, self.deadline_seconds, self.describe, self.peers)
+            self.poller.wait_all(self.requests, None, self.describe, self.peers)
         except StalledError:
             self.stalled = True
             raise
@@ -114,9 +114,8 @@ class MPIPending:
         """Return when it is complete."""
         if self.landed:
             return
-        wire = self.wire
         try:
-            wire.poller.wait(self.request, wire.deadline_seconds, self.describe, self.peers)
+            self.wire.poller.wait(self.request, None, self.describe, self.peers)
         except StalledError:
             self.stalled = True
             raise
@@ -154,14 +153,13 @@ def _free(requests: Sequence[Any]) -> None:
 class MPIWire:
     """Reach the members of an `mpi4py` process group without torch's per-call cost."""
 
-    def __init__(self, group: Any, ranks: Sequence[int], deadline_seconds: float = 1800.0) -> None:
+    def __init__(self, group: Any, ranks: Sequence[int]) -> None:
         self.comm, self.ranks = group_comm(group), tuple(ranks)
         # torch sorts the members of a group; a peer is named by its position in `ranks`.
         order = sorted(ranks)
         self.places = [order.index(rank) for rank in ranks]
         self.me = order[self.comm.Get_rank()]
         self.others = tuple(rank for rank in self.ranks if rank != self.me)
-        self.deadline_seconds = deadline_seconds
         self.poller = poller()
         self.in_place = load().IN_PLACE
 

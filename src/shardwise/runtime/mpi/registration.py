@@ -8,11 +8,12 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed.constants import default_pg_timeout
 
 from shardwise.runtime.environment import detect
 from shardwise.runtime.errors import TransportError
 from shardwise.runtime.mpi.library import load
-from shardwise.runtime.poller import OVERSUBSCRIBED, SPARE_CORES, Poller, cores
+from shardwise.runtime.poller import FOREVER, OVERSUBSCRIBED, SPARE_CORES, Poller, cores
 
 BACKEND = "mpi4py"
 
@@ -77,11 +78,14 @@ def _arrive(store: Store, members: list[int], timeout: timedelta) -> None:
         store.set(everyone, "1")
     me = load().COMM_WORLD.Get_rank()
     watch = poller().watch
+    limit = timeout
     if watch is not None:
+        # Who gave no limit of its own leaves it to the heartbeat.
+        limit = FOREVER if timeout == default_pg_timeout else timeout
         others = [rank for rank in members if rank != me]
         watch.begin_wait(others, f"rank {me}: new group of ranks {members}", polled=False)
     try:
-        store.wait([everyone], timeout)
+        store.wait([everyone], limit)
     except dist.DistStoreError as error:
         raise TransportError(
             f"new group of ranks {members}: {store.add('arrived', 0) % len(members)} of {len(members)} ranks "
