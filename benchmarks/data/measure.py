@@ -1,4 +1,4 @@
-"""The rank side: ours and DDP in turns."""
+"""The rank side: ours and one kind of DDP in turns, so that only two states of the model are alive."""
 
 from __future__ import annotations
 
@@ -34,23 +34,32 @@ def ddp(model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, views: bool) -> S
     return step
 
 
-def waiting(trainer: sw.Trainer) -> list[float]:
-    """Return a list that every step adds to: how long it waited for gradients behind its last backward."""
-    seconds: list[float] = []
-    reducer = trainer.bench.reducer
-    finish = reducer.finish
+class Ours:
+    """One trainer that steps with overlap or without, and notes how long each step waits at its end."""
 
-    def timed() -> None:
+    def __init__(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+        plan = f"data={dist.get_world_size()} batch_norm=local"
+        self.trainer = sw.Trainer(model, (x, y), plan, loss=F.cross_entropy, optimizer=sgd)
+        self.batch = x, y
+        self.waits: dict[bool, list[float]] = {True: [], False: []}
+        self.reducer = self.trainer.bench.reducer
+        self.ready, self.finish = self.reducer.ready, self.reducer.finish
+
+    def step(self, overlap: bool) -> None:
+        # Nothing starts before backward ends: what overlap is worth.
+        self.reducer.ready = self.ready if overlap else lambda name: None
+        self.reducer.finish = lambda: self._finish(overlap)
+        self.trainer.step(*self.batch)
+
+    def _finish(self, overlap: bool) -> None:
         start = time.perf_counter()
-        finish()
-        seconds.append(time.perf_counter() - start)
-
-    reducer.finish = timed
-    return seconds
+        self.finish()
+        self.waits[overlap].append(time.perf_counter() - start)
 
 
 def main() -> None:
-    name, repeats, pixels, target = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    name, target = sys.argv[1], sys.argv[5]
+    repeats, pixels, views = (int(word) for word in sys.argv[2:5])
     sw.init()
     torch.set_num_threads(1)
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -62,20 +71,16 @@ def main() -> None:
 
     x, y = torch.randn(BATCH * size, 3, pixels, pixels), torch.randint(0, 1000, (BATCH * size,))
     mine = slice(rank * BATCH, (rank + 1) * BATCH)
-    plan = f"data={size} batch_norm=local"
-    trainer = sw.Trainer(make(), (x, y), plan, loss=F.cross_entropy, optimizer=sgd)
-    late = sw.Trainer(make(), (x, y), plan, loss=F.cross_entropy, optimizer=sgd)
-    # Nothing starts before backward ends: what overlap is worth.
-    late.bench.reducer.ready = lambda name: None
-    waits = {"exposed": waiting(trainer), "exposed late": waiting(late)}
-    steps = {
-        "ours": lambda: trainer.step(x, y),
-        "ours late": lambda: late.step(x, y),
-        "ddp": ddp(make(), x[mine], y[mine], views=False),
-        "ddp views": ddp(make(), x[mine], y[mine], views=True),
+    ours = Ours(make(), x, y)
+    steps: dict[str, Step] = {
+        "ours": lambda: ours.step(True),
+        "ddp": ddp(make(), x[mine], y[mine], views=bool(views)),
+        "ours late": lambda: ours.step(False),
     }
     found = in_turns(steps, repeats)
-    write(target, found | {name: statistics.median(seconds[1:]) for name, seconds in waits.items()})
+    for label, overlap in (("exposed", True), ("exposed late", False)):
+        found[label] = statistics.median(ours.waits[overlap][1:])
+    write(target, found)
     sw.finalize()
 
 

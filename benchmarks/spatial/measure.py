@@ -77,7 +77,7 @@ def meeting(model: nn.Module) -> nn.Module:
 
 VARIANTS = {
     "spatial=2x1": ("spatial=2x1", "auto"),
-    "spatial=2x1, overlap off": ("spatial=2x1", "off"),
+    "spatial=2x1, overlap backward": ("spatial=2x1", "backward"),
     "spatial=2x1, overlap both": ("spatial=2x1", "both"),
     "spatial=2x1 halo=fused": ("spatial=2x1 halo=fused", "auto"),
 }

@@ -76,6 +76,7 @@ def fit(
     loss_mean: str = "exact",
     seed: int = 0,
     init: Init | None = None,
+    memory_limit: float | None = None,
     ranks: int | None = None,
     backend: str | None = None,
     save: str | Path | None = None,
@@ -88,7 +89,8 @@ def fit(
     The same call works alone in a process, on the ranks of a job that a launcher started, and, with
     `ranks`, from a plain script or notebook, where it starts local ranks itself.
 
-    A compiled Keras model is trained as its own `fit` does, `sw.fit(model, x, y, plan=..., ...)`.
+    A compiled Keras model is trained as its own `fit` does, `sw.fit(model, x, y, plan=..., ...)`, or with
+    HyPar-Flow's words, `sw.fit(model, x, y, strategy="hybrid", num_partitions=2, num_replicas=2, ...)`.
 
     Args:
         model: any module; or a callable that makes one, or a module on meta, of which each rank then has
@@ -110,7 +112,7 @@ def fit(
         drop_last: whether to leave out a last mini-batch that is smaller.
         workers: processes that load samples, on each rank.
         varying_sizes: whether image sizes differ between mini-batches.
-        clip_norm, accumulate, loss_mean, seed, init: see `Trainer`.
+        clip_norm, accumulate, loss_mean, seed, init, memory_limit: see `Trainer`.
         ranks: how many local ranks to start; None for the ranks of the job, or one process alone.
         backend: the transport of local ranks.
         save: a folder for weights, optimizer and plan at the end.
@@ -164,6 +166,7 @@ def _fit(
     accumulate: int,
     loss_mean: str,
     init: Init | None,
+    memory_limit: float | None,
     machine: Machine | str | Path | None,
     profile_seconds: float,
     callbacks: Sequence[Callback],
@@ -201,6 +204,7 @@ def _fit(
         accumulate=accumulate,
         loss_mean=loss_mean,
         init=init,
+        memory_limit=memory_limit,
     )
     loop = Loop(trainer, source, held_out, seed=seed, callbacks=hooks, progress=progress, **looping)
     history = loop.run(epochs)

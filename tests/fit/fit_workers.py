@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -16,8 +18,10 @@ from torch.utils.data import TensorDataset
 import shardwise as sw
 from shardwise.fit import _resolve
 from shardwise.plan import micro_batches_of, samples_of
+from shardwise.runtime import reducer
 from shardwise.runtime.materialise import materialise
 from shardwise.runtime.store import Store
+from shardwise.training import stage_cuts
 
 # A rank loads this file by its path, so its neighbours are not on the way of imports yet.
 sys.path.append(str(Path(__file__).parent))
@@ -83,6 +87,49 @@ def overlapped(plan: str) -> tuple[int, int]:
     ends = [event.end for event in trainer.events if event.kind == "backward"]
     starts = [event.start for event in trainer.events if event.kind == "reduce"]
     return sum(start < max(ends) for start in starts), len(starts)
+
+
+def summed_at_other_times() -> tuple[list[list[int]], float]:
+    """Sum gradients in small pieces that rank 1 starts later than rank 0, between sums of batch norms.
+
+    Returns for each rank how many sums of batch norms it had started when it started each piece, and how far
+    the gradients are from those of one device.
+    """
+    x, y = cases.images(8)
+    # A layer's gradient is many pieces: the last of them start when earlier layers' norms are on their way.
+    with mock.patch.object(reducer, "SINGLE_BYTES", 64), mock.patch.object(reducer, "PIECE_BYTES", 256):
+        trainer = sw.Trainer(cases.classifier(), (x, y), "data=2", loss=F.cross_entropy, bucket_bytes=64)
+        wires = [line.wire for line in trainer.bench.reducer.lines.values()]
+        norms, found = 0, []
+        kind = type(wires[0])
+        plain = kind.start_all_reduce
+
+        def start(wire: Any, tensor: Tensor, what: str) -> Any:
+            nonlocal norms
+            if wire in wires:
+                found.append(norms)
+            else:
+                norms += 1
+            return plain(wire, tensor, what)
+
+        pump, late = reducer._Line.pump, trainer.fabric.rank == 1
+
+        def seldom(line: Any, everything: bool = False) -> None:
+            # What a rank does that notices only at the end that its sums are complete.
+            if everything or not late or not line.flying or line.next == len(line.buckets):
+                pump(line, everything)
+
+        with (
+            mock.patch.object(kind, "start_all_reduce", start),
+            mock.patch.object(reducer._Line, "pump", seldom),
+        ):
+            trainer.step(x, y)
+    whole = cases.classifier()
+    cases.unsplit_step(whole, F.cross_entropy, x, y, trainer.plan)
+    wanted = {name: p.grad for name, p in whole.named_parameters()}
+    started: list[list[int]] = [[], []]
+    dist.all_gather_object(started, found)
+    return started, cases.error(trainer.gradients(), wanted)
 
 
 def predicted(plan: str, batches: tuple[int, ...]) -> float:
@@ -179,6 +226,44 @@ def materialised_alone() -> dict[str, Tensor]:
     boxes = {name: sw.Box.whole(p.shape) for name, p in model.named_parameters()}
     materialise(store, model, boxes, seed=3)
     return {name: t.detach() for name, t in store.tensors.items()}
+
+
+def cut_within(limit: float | None, share: float) -> tuple[tuple[int, ...] | str, tuple[str, ...]]:
+    """Return the cuts of a network whose first layers have most of the values, or why there are none."""
+    torch.manual_seed(0)
+    wide = [nn.Conv2d(3, 32, 1), nn.Conv2d(32, 32, 1), nn.Conv2d(32, 2, 1, stride=8)]
+    deep = [nn.Conv2d(2, 64, 1), nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 1)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 5)]
+    model = nn.Sequential(*wide, *deep, *head).double()
+    plan = "stages=2 schedule=gpipe micro_batches=2"
+    session = sw.init()
+    node = share * session.place.local_size * (1 + session.rank)
+    try:
+        with mock.patch.object(stage_cuts, "memory_bytes", return_value=node):
+            trainer = sw.Trainer(model, cases.images(4, 32), plan, loss=F.cross_entropy, memory_limit=limit)
+    except sw.PlanError as refusal:
+        return str(refusal), ()
+    trainer.step(*cases.images(4, 32))
+    return trainer.cuts or (), tuple(note for note in trainer.notes if note.startswith("memory"))
+
+
+def fitted_within(limit: float) -> str:
+    """Fit two stages in so many bytes a rank; return why it was refused, or an empty text."""
+    model, data = cases.classifier(), TensorDataset(*cases.images(4))
+    try:
+        sw.fit(
+            model,
+            data,
+            loss=F.cross_entropy,
+            optimizer=cases.sgd,
+            batch_size=4,
+            plan="stages=2",
+            progress=False,
+            memory_limit=limit,
+        )
+    except sw.PlanError as refusal:
+        return str(refusal)
+    return ""
 
 
 def refused(plan: str, loss_mean: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fit_cases as cases
+import fit_workers as workers
 import pytest
 import torch.nn.functional as F
 
@@ -38,6 +39,7 @@ def test_uneven_batches_and_changing_sizes_equal_one_device(plan, ranks, batches
         ("stages=2 schedule=gems-master replication=2", 2),
         ("stages=4 schedule=gems-master replication=2", 4),
         ("stages=2 schedule=bidirectional micro_batches=4", 2),
+        ("stages=2 schedule=bidirectional micro_batches=3", 2),
         ("stages=4 schedule=zero-bubble micro_batches=5", 4),
         ("stages=2 filter=2 schedule=gems-mast", 4),
         pytest.param("stages=3 filter=2 schedule=gems-mast", 6, marks=pytest.mark.full),
@@ -47,6 +49,13 @@ def test_uneven_batches_and_changing_sizes_equal_one_device(plan, ranks, batches
 def test_statistics_and_weights_of_two_directions_equal_one_device(plan, ranks):
     batches = ((8, 10), (3, 11))
     assert worst(cases.classifier, cases.images, plan, batches, F.cross_entropy, ranks=ranks) < BOUND
+
+
+@pytest.mark.parametrize("transport", ["mpi4py", "gloo"])
+def test_gradients_summed_early_on_one_rank_and_late_on_another_stay_apart_from_batch_norms(transport):
+    for started, gradients in run_ranks(workers.summed_at_other_times, 2, transport, deadline=60):
+        assert gradients < BOUND
+        assert started[0] != started[1]
 
 
 @pytest.mark.parametrize(

@@ -139,3 +139,21 @@ def test_local_batch_norm_is_that_of_replicas_alone_with_the_statistics_of_the_f
 def test_local_batch_norm_is_that_of_each_tile():
     for errors in run_ranks(workers.local_norm_of_tiles, 2):
         assert max(errors) < BOUND
+
+
+def test_stages_keep_within_the_memory_of_ranks():
+    """The ranks have different shares of their nodes; all cut for the smallest."""
+    (free, _), *_ = run_ranks(workers.cut_within, 2, args=(1e12, 1e12))
+    for cuts, notes in run_ranks(workers.cut_within, 2, args=(None, 1.9e6)):
+        assert cuts < free
+        assert not notes
+    for cuts, notes in run_ranks(workers.cut_within, 2, args=(None, 1e4)):
+        assert cuts == free
+        assert "balanced by time alone" in notes[0]
+    for refusal, _ in run_ranks(workers.cut_within, 2, args=(1e4, 1e12)):
+        assert "alone needs" in refusal
+
+
+def test_fit_keeps_within_the_memory_it_is_given():
+    assert run_ranks(workers.fitted_within, 2, args=(1e12,)) == ["", ""]
+    assert all("alone needs" in refusal for refusal in run_ranks(workers.fitted_within, 2, args=(1e3,)))

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from graph_models import MODELS
 from torch import nn
 
 from shardwise.graph import Graph, capture
+
+
+class Sorted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x, -1)[0]
 
 
 def graph_of(name: str) -> Graph:
@@ -57,7 +64,16 @@ def test_coverage_says_why_transformers_have_no_tiles() -> None:
     assert coverage.share("batch") == 1.0
     text = str(coverage)
     assert "every position reads every other" in text
+    assert re.search(r"tiles are gathered for \d+ layers", text)
     assert "1 opaque layers" in text
+
+
+def test_coverage_tells_what_a_layer_in_the_middle_of_tiles_costs() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), Sorted(), nn.Conv2d(8, 8, 3, padding=1))
+    coverage = capture(model, torch.randn(2, 3, 32, 32)).coverage()
+    cost = {layer.name: layer.gathered_bytes for layer in coverage.layers if layer.gathered_bytes}
+    assert list(cost.values()) == [2 * 8 * 32 * 32 * 4]
+    assert "64 kB" in str(coverage)
 
 
 def test_opaque_layers_are_counted_and_explained() -> None:

@@ -17,12 +17,13 @@ SMALL = {
     "resnet50v2": (1, 3, 64, 64),
     "resnet110v2": (1, 3, 32, 32),
     "vgg16": (1, 3, 224, 224),
+    "amoebanetd-3-16": (2, 3, 64, 64),
     "amoebanetd-18-208": (2, 3, 64, 64),
     "cosmoflow": (1, 4, 128, 128, 128),
     "unet": (1, 3, 64, 64),
     "unet3d": (1, 3, 16, 16, 16),
 }
-HEAVY = ("vgg16", "cosmoflow")
+HEAVY = ("vgg16", "cosmoflow", "amoebanetd-18-208")
 
 
 @pytest.mark.parametrize("name", [n for n in SMALL if n not in HEAVY])

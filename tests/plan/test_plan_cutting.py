@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hand_graphs import chain, graph, layer
+from shardwise.graph import TensorSpec
 from shardwise.plan import Plan, PlanError, choose_cuts, cut, cuts_from_counts, cuts_from_names, stage_layers
 from shardwise.plan.cutting import earliest_cut
 
@@ -164,3 +165,30 @@ def test_balanced_cuts_follow_time_and_width():
 def test_a_cut_with_less_to_send_is_preferred():
     assert cut([1.0] * 5, 2, boundary=[9.0, 0.5, 0.1, 9.0]) == (3,)
     assert cut([1.0] * 5, 2, boundary=[9.0, 0.1, 0.5, 9.0]) == (2,)
+
+
+def test_balanced_cuts_keep_within_memory():
+    # Four layers of equal work, of which the first two have most of the values.
+    large, small = TensorSpec((4, 64, 16, 16)), TensorSpec((4, 8, 16, 16))
+    specs = (large, large, small, small)
+    made = [
+        layer(f"l{i}", [f"l{i - 1}" if i else "x"], [f"w{i}"], spec=spec, flops=10**12)
+        for i, spec in enumerate(specs)
+    ]
+    net, plan = graph(made), Plan.parse("stages=2 schedule=gpipe micro_batches=2")
+    weights = 3 * 256
+    assert choose_cuts(net, plan) == (3,)
+    assert choose_cuts(net, plan, memory_limit=2 * (large.nbytes + weights)) == (3,)
+    assert choose_cuts(net, plan, memory_limit=2 * (large.nbytes + weights) - 1) == (2,)
+    needed = large.nbytes + 2 * small.nbytes + 3 * weights
+    assert choose_cuts(net, plan, memory_limit=needed) == (2,)
+    with pytest.raises(PlanError, match="no cut into 2 stages keeps every rank within"):
+        choose_cuts(net, plan, memory_limit=needed - 1)
+    # The last stage holds one micro-batch at a time.
+    assert choose_cuts(net, plan.replace(schedule="1f1b"), memory_limit=needed - 1) == (2,)
+    # One of two micro-batches is alive, and a rank has a stage from each end.
+    both = plan.replace(schedule="gems-mast", micro_batches=1)
+    assert choose_cuts(net, both, memory_limit=needed + 3 * weights) == (2,)
+    with pytest.raises(PlanError, match="no cut into 2 stages"):
+        choose_cuts(net, both, memory_limit=needed + 3 * weights - 1)
+    assert choose_cuts(net, Plan.parse("stages=2 cuts=l1"), memory_limit=1) == (2,)

@@ -24,7 +24,7 @@ def programs(draw) -> Program:
     widths = draw(st.lists(st.sampled_from([1, 1, 2, 3, 4]), min_size=1, max_size=5))
     micro_batches = 1 if schedule == "layer" else draw(st.integers(1, 5))
     if schedule == "bidirectional":
-        micro_batches += micro_batches % 2
+        micro_batches = max(micro_batches, 2)
     plan = Plan(
         stages=tuple(Split(Way.BATCH, (w,)) for w in widths),
         schedule=schedule,

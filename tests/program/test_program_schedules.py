@@ -4,6 +4,7 @@ import pytest
 from program_clock import makespan, peaks
 
 from shardwise.plan import Edge, Plan
+from shardwise.plan.room import alive_of
 from shardwise.program.actions import Act, Program
 from shardwise.program.build import build
 
@@ -110,3 +111,25 @@ def test_inference_has_forwards_only():
     program = chained("stages=3 schedule=bidirectional micro_batches=4", training=False)
     assert shown(program, 0) == "F0.0↓ F2.1↑ F0.2↓ F2.3↑"
     assert {a.act for actions in program.actions for a in actions} == {Act.RECEIVE, Act.FORWARD, Act.SEND}
+
+
+@pytest.mark.parametrize(
+    ("line", "alive"),
+    [
+        ("stages=3 schedule=layer", (1, 1, 1)),
+        ("stages=3 schedule=gpipe micro_batches=5", (5, 5, 5)),
+        ("stages=3 schedule=1f1b micro_batches=2", (2, 2, 1)),
+        ("stages=3 schedule=zero-bubble micro_batches=5", (3, 2, 1)),
+        ("stages=4 schedule=gems-master replication=2 micro_batches=2", (2, 2, 2, 2)),
+        ("stages=4 schedule=bidirectional micro_batches=5", (3, 3, 2, 1)),
+    ],
+)
+def test_memory_is_estimated_for_as_many_micro_batches_as_a_schedule_keeps(line, alive):
+    program = chained(line)
+    assert alive_of(Plan.parse(line)) == alive
+    last = len(alive) - 1
+    for rank, peak in enumerate(peaks(program)):
+        for stage in {rank, last - rank} if program.bidirectional else {rank}:
+            assert peak[stage] <= alive[stage]
+        if not program.bidirectional:
+            assert peak[rank] == alive[rank]

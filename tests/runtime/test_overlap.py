@@ -129,7 +129,7 @@ def test_interiors_computed_ahead_are_exact(make: Callable[[], nn.Module], line:
 
 
 def test_the_device_decides_and_other_names_are_refused() -> None:
-    assert overlap_of("auto", torch.device("cpu")) == Overlap(forward=False, backward=True)
+    assert overlap_of("auto", torch.device("cpu")) == NOTHING
     assert overlap_of("auto", torch.device("cuda")) == WIDE
     with pytest.raises(ValueError, match="expected auto, off, backward, both"):
         overlap_of("always", torch.device("cpu"))

@@ -94,5 +94,5 @@ def failures(found: Outcome, expected: Outcome, again: Sequence[Outcome] = ()) -
     return {
         name: error
         for name, error in bad.items()
-        if not any(error <= FLOOR_FACTOR * min(floor[name], FLOOR_LIMIT) for floor in floors)
+        if not any(floor[name] <= FLOOR_LIMIT and error <= FLOOR_FACTOR * floor[name] for floor in floors)
     }

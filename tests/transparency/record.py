@@ -15,19 +15,27 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).with_name("result.jsonl")
+# What a case runs: a change elsewhere, in the oracle or for Keras, leaves its result as it was.
+SOURCES = (
+    *(f"src/shardwise/{name}" for name in ("geometry", "graph", "plan", "program", "training", "zoo")),
+    "src/shardwise/runtime",
+    ":!src/shardwise/graph/keras",
+    ":!src/shardwise/runtime/calibrate",
+    ":!src/shardwise/training/auto.py",
+)
 QUANTITIES = ("loss", "input gradient", "weight gradient", "statistics", "weights")
 
 
 @cache
 def commit() -> str:
-    """Return the commit of the package's sources; `+` if they were changed since."""
+    """Return the last commit that changed what a case runs; `+` if that was changed since."""
     root = FILE.parents[2]
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False).stdout
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "src").strip()
-    return git("log", "-1", "--format=%h", "--", "src").strip() + ("+" if changed else "")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", *SOURCES).strip()
+    return git("log", "-1", "--format=%h", "--", *SOURCES).strip() + ("+" if changed else "")
 
 
 @cache

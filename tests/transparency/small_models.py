@@ -94,6 +94,30 @@ class Sorting(nn.Module):
         return torch.sort(x * self.weight, -1)[0]
 
 
+class Frames(nn.Module):
+    """A batch norm over the frames of all samples, folded into the first dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        frames = x.reshape(x.shape[0], -1, 2, *x.shape[2:]).flatten(0, 1)
+        return torch.relu(self.norm(self.conv(frames))).unflatten(0, (x.shape[0], -1)).mean(1)
+
+
+class Twins(nn.Module):
+    """One network for an image and its mirror image, as twice as many samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.relu(self.norm(self.conv(torch.cat([x, x.flip(3)], 0))))
+        return both[: x.shape[0]] * both[x.shape[0] :]
+
+
 SMALL: dict[str, Callable[[], nn.Module]] = {
     "conv3": lambda: convs(kernel_size=3, padding=1),
     "conv3 twice": lambda: between(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)),
@@ -117,4 +141,6 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
     "unused": Unused,
     "opaque": Opaque,
     "shared gradient": SharedGradient,
+    "frames": Frames,
+    "twins": Twins,
 }

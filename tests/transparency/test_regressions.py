@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from ranks import run_ranks
 from shardwise.graph import capture
 from shardwise.plan import Plan
 from shardwise.program.lower import lower_stage
+from shardwise.training.trainer import Trainer
 from transparency.harness import Case, check, prepare, split
 from transparency.small_models import SMALL
 
@@ -59,6 +65,9 @@ OURS = {
     "a grid of one number cuts rows": Case("skip", ODD, "spatial=3 halo=auto"),
     "pairs of filters and channels with a skip": Case("skip", ODD, "pairs=2"),
     "pairs on more ranks than channels divide by": Case("deep chain with norms", ODD, "pairs=3"),
+    "batch norm counts the frames of all replicas": Case("frames", (4, 6, 9, 11), "data=2"),
+    "batch norm counts the frames of an uneven batch": Case("frames", (3, 6, 9, 11), "data=2 spatial=2x1"),
+    "batch norm counts both twins of all replicas": Case("twins", (4, 3, 9, 10), "data=2"),
     "parameters that nothing uses": Case("unused", ODD, "spatial=2x1"),
 }
 CASES = HY_FI | PEERS | OURS
@@ -101,3 +110,53 @@ def test_bidirectional_tiles_do_not_start_from_zero() -> None:
     case = Case("conv3", (4, 3, 16, 18), "stages=2 spatial=2x1 schedule=gems-mast", steps=1)
     for before, after in run_ranks(weights_after_one_step, case.ranks, "mpi4py", (case,)):
         assert after > 0.5 * before > 0.0
+
+
+class Tied(nn.Module):
+    """A weight of two names, and a buffer that is not to be saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+        self.second.weight = self.first.weight
+        self.register_buffer("shift", torch.ones(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x) + self.shift))
+
+
+def names_of_tied() -> tuple[list[str], bool]:
+    """Return the names in a trainer's state, and whether the user's model takes them."""
+    torch.manual_seed(0)
+    model, x = Tied(), torch.randn(2, 3, 8, 8)
+    trainer = Trainer(model, (x, x), "spatial=2x1", loss=F.mse_loss)
+    trainer.step(x, x)
+    state = trainer.state_dict()
+    fresh = Tied()
+    fresh.load_state_dict(state, strict=True)
+    return sorted(state), torch.equal(fresh.second.weight, fresh.first.weight)
+
+
+def test_a_trainers_state_has_the_names_of_the_users_model() -> None:
+    for names, same in run_ranks(names_of_tied, 2):
+        assert names == sorted(Tied().state_dict())
+        assert same
+
+
+def stages_left_behind() -> int:
+    """Return how many stages of trainers that are gone the model's weights still hold."""
+    torch.manual_seed(0)
+    model, x = SMALL["deep chain"](), torch.randn(2, 3, 16, 16)
+    stages = []
+    for _ in range(2):
+        trainer = Trainer(model, (x, model(x).detach()), "spatial=2x1", loss=F.mse_loss)
+        trainer.step(x, model(x).detach())
+        engine = next(iter(trainer._engines.values()))
+        stages += [weakref.ref(stage) for stage in engine.stages.values()]
+        del trainer, engine
+    gc.collect()
+    return sum(stage() is not None for stage in stages)
+
+
+def test_weights_do_not_keep_the_trainers_that_are_gone() -> None:
+    assert run_ranks(stages_left_behind, 2) == [0, 0]

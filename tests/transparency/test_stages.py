@@ -16,7 +16,7 @@ from ranks import run_ranks
 from shardwise.runtime import fabric
 from shardwise.runtime.ordered import Channel, OrderedWire
 from shardwise.runtime.wire import Parcel, Pending, TorchWire
-from transparency.compare import FLOOR_FACTOR, LIMIT, errors, scale_of
+from transparency.compare import FLOOR_FACTOR, LIMIT, Outcome, errors, scale_of
 from transparency.harness import Case, Comparison, check, compared, split, unsplit
 from transparency.models import ZOO
 
@@ -115,21 +115,28 @@ def test_every_schedule_equals_one_device(model: str, plan: str) -> None:
 def test_a_thousand_layers_are_as_exact_as_one_device(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
     deep = case("resnet1001v2", plan, steps=1)
     results = run_ranks(deviations, deep.ranks, "mpi4py", (deep,), deadline=550.0)
-    worst, own = results[0]
+    worst, threads, noise = results[0]
     with capsys.disabled():
-        print(f"\nresnet1001v2, {plan}: {worst:.1e}; one device with two threads instead of one: {own:.1e}")
-    assert worst <= max(LIMIT, FLOOR_FACTOR * own)
+        print(f"\nresnet1001v2, {plan}: {worst:.1e}; one device from itself: {threads:.1e} with two threads")
+        print(f"instead of one, {noise:.1e} with its samples in another order or other last bits")
+    # Layers this small give the same bits with any number of threads: their own noise shows otherwise.
+    assert worst <= max(LIMIT, FLOOR_FACTOR * max(threads, noise))
 
 
-def deviations(deep: Case) -> tuple[float, float]:
-    """Return, on rank 0, how far the plan is from one device, and that from itself with more threads."""
+def deviations(deep: Case) -> tuple[float, float, float]:
+    """Return, on rank 0, how far the plan is from one device, and that from itself, twice."""
     found = split(deep)
     if dist.get_rank():
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     expected = unsplit(deep)
     threads = torch.get_num_threads()
     torch.set_num_threads(2 if threads == 1 else 1)
     other = unsplit(deep, "threads")
     torch.set_num_threads(threads)
     largest, wanted = scale_of(expected), expected.tensors()
-    return tuple(max(errors(run.tensors(), wanted, largest).values()) for run in (found, other))
+
+    def deviation(run: Outcome) -> float:
+        return max(errors(run.tensors(), wanted, largest).values())
+
+    noise = max(deviation(unsplit(deep, variant)) for variant in ("reversed", "rounded"))
+    return deviation(found), deviation(other), noise

@@ -12,7 +12,11 @@ SPLITS = ("tile", "batch", "filter", "channel")
 
 @dataclass(frozen=True, slots=True)
 class LayerCoverage:
-    """Which of the splits a layer allows; `reason` says why not, for layers that run whole."""
+    """Which of the splits a layer allows; `reason` says why not, for layers that run whole.
+
+    A layer without tiles costs `flops` on every rank instead of a part of them, and its inputs of
+    `gathered_bytes` are brought together on all ranks first (and their gradients spread again).
+    """
 
     name: str
     kind: Kind
@@ -20,6 +24,7 @@ class LayerCoverage:
     splits: frozenset[str]
     flops: int
     reason: str = ""
+    gathered_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +58,22 @@ class Coverage:
 
 def coverage(graph: Graph) -> Coverage:
     """Say for each layer which splits are possible, and why not."""
-    return Coverage(tuple(_layer(layer) for layer in graph if layer.kind is not Kind.INPUT))
+    tiled = frozenset(layer.name for layer in graph if layer.kind is Kind.INPUT or _tile(layer))
+    return Coverage(tuple(_layer(layer, tiled) for layer in graph if layer.kind is not Kind.INPUT))
 
 
-def _layer(layer: Layer) -> LayerCoverage:
+def _layer(layer: Layer, tiled: frozenset[str]) -> LayerCoverage:
     tests = {"tile": _tile, "batch": _batch, "filter": _filter, "channel": _channel}
     allowed = frozenset(name for name, test in tests.items() if test(layer))
+    images = [o for o in _values(layer) if len(o.spec.shape) > 2 and o.source in tiled]
     return LayerCoverage(
-        layer.name, layer.kind, layer.op, allowed, layer.forward_flops, _reason(layer, allowed)
+        layer.name,
+        layer.kind,
+        layer.op,
+        allowed,
+        layer.forward_flops,
+        _reason(layer, allowed),
+        0 if "tile" in allowed else sum(o.spec.nbytes for o in images),
     )
 
 

@@ -96,16 +96,22 @@ def coverage_table(coverage: Coverage) -> str:
     from shardwise.graph.coverage import SPLITS
 
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for name in ("layer", "kind", *SPLITS, "reason"):
+    for name in ("layer", "kind", *SPLITS, "flops", "gathered", "reason"):
         table.add_column(name, no_wrap=name != "reason")
+    total = max(1, sum(layer.flops for layer in coverage.layers))
     for layer in coverage.layers:
         marks = ["yes" if split in layer.splits else "-" for split in SPLITS]
-        table.add_row(layer.name, layer.kind.value, *marks, layer.reason)
+        gathered = f"{count(layer.gathered_bytes, 1024)}B" if layer.gathered_bytes else ""
+        cost = (f"{layer.flops / total:.1%}", gathered)
+        table.add_row(layer.name, layer.kind.value, *marks, *cost, layer.reason)
+    whole = [layer for layer in coverage.layers if layer.gathered_bytes]
     shares = ", ".join(f"{split} {coverage.share(split):.1%}" for split in SPLITS)
     return (
         f"{_render(table)}\nof the flops can be split by: {shares}\n"
         f"{coverage.known_flops:.1%} of the flops in layers of known kinds, "
-        f"{len(coverage.opaque)} opaque layers"
+        f"{len(coverage.opaque)} opaque layers\n"
+        f"tiles are gathered for {len(whole)} layers, {count(sum(x.gathered_bytes for x in whole), 1024)}B a "
+        f"forward pass, and {sum(x.flops for x in whole) / total:.1%} of the flops repeated on every rank"
     )
 
 

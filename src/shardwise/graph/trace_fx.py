@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from shardwise.graph import canonical
 from shardwise.graph.errors import CaptureError, DataControlFlow
@@ -46,7 +47,7 @@ class LeafTracer(fx.Tracer):
 
     def finish(self) -> Trace:
         """Trace the call that the example describes."""
-        with traced_factories(self):
+        with traced_factories(self), mock.patch.object(F, "l1_loss", _l1_loss):
             self.trace(self.model)
         held, tied = holdings(self.model, self.constants)
         return Trace(
@@ -123,6 +124,8 @@ class LeafTracer(fx.Tracer):
         self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any
     ) -> fx.Node:
         """Write the step of every node as soon as it is made."""
+        if target is _l1_loss:
+            target = _L1_LOSS
         node = super().create_node(kind, target, args, kwargs, *more, **named)
         resolved, settings = self._resolve(tuple(node.args)), self._resolve(dict(node.kwargs))
         key, where = f"%{node.name}", current_line()
@@ -157,6 +160,16 @@ class LeafTracer(fx.Tracer):
 
     def _resolve(self, tree: Any) -> Any:
         return transform(tree, lambda a: self._value(a) if isinstance(a, fx.Node) else a)
+
+
+_L1_LOSS = F.l1_loss
+
+
+def _l1_loss(*args: Any, **named: Any) -> Any:
+    """Take the place of `l1_loss`, which hides its weights from a trace."""
+    if any(isinstance(value, fx.Proxy) for value in (*args, *named.values())):
+        return fx.Proxy.__torch_function__(_L1_LOSS, (fx.Proxy,), args, named)
+    return _L1_LOSS(*args, **named)
 
 
 _CALL, _GETATTR = nn.Module.__call__, nn.Module.__getattr__

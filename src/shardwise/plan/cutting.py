@@ -14,6 +14,7 @@ from shardwise.plan.balance import Balance, Indices
 from shardwise.plan.errors import PlanError
 from shardwise.plan.parametric import even
 from shardwise.plan.plan import Plan
+from shardwise.plan.room import room_of
 from shardwise.plan.stages import shared_parameters, stage_edges, stage_layers
 
 FLOPS_PER_BYTE = 10.0
@@ -93,13 +94,23 @@ def _too_large(loads: Sequence[Sequence[float]], limit: float, stages: int) -> P
     )
 
 
-def choose_cuts(graph: Graph, plan: Plan, *, cost: Callable[[Layer], float] | None = None) -> tuple[int, ...]:
+def choose_cuts(
+    graph: Graph,
+    plan: Plan,
+    *,
+    cost: Callable[[Layer], float] | None = None,
+    memory_limit: float | None = None,
+) -> tuple[int, ...]:
     """Return where the plan cuts the network: as `plan.cuts` says, else balanced by time.
 
     Args:
         graph: the network.
         plan: how it is split.
         cost: the time of a layer; an estimate from its operations and bytes unless given.
+        memory_limit: bytes that a rank may hold, by the estimate of `room_of`; balanced cuts keep within it.
+
+    Raises:
+        PlanError: if `plan.cuts` does not fit the network, or if memory admits no cut.
     """
     stages = len(plan.stages)
     places, costs, boundary = _problem(graph)
@@ -116,11 +127,16 @@ def choose_cuts(graph: Graph, plan: Plan, *, cost: Callable[[Layer], float] | No
         return cuts_from_names(graph, plan.cuts)
     if stages == 1:
         return ()
+    room = room_of(graph, plan, places, memory_limit) if memory_limit is not None else None
     found = cut(
         costs if cost is None else [cost(graph.layers[i]) for i in places],
         stages,
+        memory=room.values if room else None,
+        memory_limit=room.limit if room else None,
         widths=[split.width for split in plan.stages],
         boundary=None if cost else boundary,
+        fixed_memory=room.weights if room else None,
+        alive=room.alive if room else None,
     )
     return tuple(places[i] for i in found)
 

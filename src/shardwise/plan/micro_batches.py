@@ -45,11 +45,11 @@ def micro_batches_of(plan: Plan) -> int:
         return 2 * plan.micro_batches
     if plan.schedule == "gems-master":
         return 2 * plan.replication * plan.micro_batches
-    if plan.schedule == "bidirectional" and plan.micro_batches % 2:
+    if plan.schedule == "bidirectional" and plan.micro_batches < 2:
         raise PlanError(
             "micro_batches",
-            f"{plan.micro_batches} found, schedule=bidirectional sends half of them each way",
-            f"write micro_batches={plan.micro_batches + 1}",
+            f"{plan.micro_batches} found, schedule=bidirectional sends every other one upwards",
+            "write micro_batches=2 or more, or schedule=layer",
         )
     return plan.micro_batches
 

@@ -32,6 +32,8 @@ PLAIN = (
     *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
 )
 """Losses of single elements."""
+WEIGHED = ("mse_loss", "l1_loss")
+"""Losses of single elements whose mean, given weights, is divided by the sum of these."""
 
 Contracts = tuple[tuple[tuple[int, int], ...], ...]
 
@@ -61,6 +63,12 @@ def is_counted(layer: Layer) -> bool:
     return mean and layer.op in CLASSES and not layer.operands[1].spec.is_float
 
 
+def is_weighed(layer: Layer) -> bool:
+    """Tell whether a loss divides by the sum of the weights of its elements."""
+    mean = layer.kind is Kind.LOSS and layer.attributes.get("reduction") == "mean"
+    return mean and layer.op in WEIGHED and any(o.role == "weight" for o in layer.operands)
+
+
 def is_summed(layer: Layer) -> bool:
     """Tell whether a loss is the sum over all samples."""
     return _is_known(layer) and layer.attributes.get("reduction") == "sum"
@@ -84,7 +92,9 @@ def _aligned(layer: Layer) -> bool:
 
 
 def _expand(layer: Layer, scaled: bool) -> list[Layer]:
-    spec = TensorSpec((2,), layer.spec.dtype)
+    # In 16 bits a sum over the pixels of an image overflows, and a count stops growing.
+    narrow = layer.spec.dtype in ("float16", "bfloat16")
+    spec = TensorSpec((2,), "float32" if narrow else layer.spec.dtype)
     terms = replace(
         layer,
         name=f"{layer.name}.terms",
@@ -96,7 +106,7 @@ def _expand(layer: Layer, scaled: bool) -> list[Layer]:
     )
     operands = [Operand("input", terms.name, Source.VALUE, spec, (WHOLE,))]
     if scaled:
-        number = TensorSpec((), layer.spec.dtype)
+        number = TensorSpec((), spec.dtype)
         operands.append(Operand("scale", scale_name(layer.name), Source.BUFFER, number, ()))
     ratio = replace(
         layer,

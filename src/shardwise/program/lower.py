@@ -113,10 +113,16 @@ class _Lowering:
         synced = self.sync or layer.op != "batch_norm"
         over = shared_over(layer, home, self.samples is not None) if synced else ""
         if over:
-            samples = self.samples if self.samples is not None else layer.shape[0]
+            samples = layer.shape[0] if self.samples is None else self.samples * self._rows(layer)
             self.ops.append(Normalise(layer, reads, wants, makes, owned, samples, over))
         else:
             self.ops.append(Compute(layer, reads, wants, makes))
+
+    def _rows(self, layer: Layer) -> int:
+        """Return how many rows of a value belong to each sample: more than one where frames are folded in."""
+        graph = self.graph if self.graph.batch else self.graph.with_batch(1)
+        shape = layer.shape if self.graph.batch else graph[layer.name].shape
+        return max(1, shape[0] // graph.batch) if shape else 1
 
     def _wants(self, layer: Layer, reads: Sequence[Held]) -> tuple[Layout, ...]:
         """Return for each operand which part of what is held the layer needs."""

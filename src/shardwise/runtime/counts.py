@@ -53,7 +53,8 @@ class Counts:
                     self._summed.append(layer.name)
                 else:
                     continue
-                dtype = getattr(torch, layer.spec.dtype)
+                narrow = layer.spec.dtype in ("float16", "bfloat16")
+                dtype = torch.float32 if narrow else getattr(torch, layer.spec.dtype)
                 self.scales[scale_name(layer.name)] = torch.ones((), dtype=dtype, device=store.device)
         stages = sorted({counted.stage for counted in self._counted})
         self._groups = {stage: fabric.mesh.reduction_group(stage) for stage in stages}

@@ -217,7 +217,7 @@ class Engine:
             if self.lowered.graph[held.value].kind is Kind.INPUT:
                 box = in_batch(held.layout.box(stage.rank), lo)
                 flight.arrivals[slot] = self.feed(held.value, box).to(self.device)
-        self.bench.surroundings.first_sample = lo
+        self.bench.surroundings.first_sample, self.bench.surroundings.samples = lo, hi - lo
         if self.counts is not None:
             self.counts.set(m)
         training = self.lowered.program.training

@@ -27,10 +27,11 @@ _NAMED = {"off": NOTHING, "backward": Overlap(False, True), "both": Overlap(True
 def overlap_of(name: str, device: torch.device) -> Overlap:
     """Return the overlap with a name; `auto` is what pays on the device.
 
-    On a CPU a convolution in pieces costs more than the short wait for a halo; an accelerator has idle units.
+    On a CPU a convolution in pieces, or a backward pass of it in two, costs more than the short waits it
+    fills; an accelerator has idle units.
     """
     if name == "auto":
-        return _NAMED["backward" if device.type == "cpu" else "both"]
+        return _NAMED["off" if device.type == "cpu" else "both"]
     if name not in _NAMED:
         raise ValueError(f"overlap: found {name!r}; expected auto, {', '.join(_NAMED)}")
     return _NAMED[name]

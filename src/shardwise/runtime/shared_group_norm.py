@@ -91,7 +91,7 @@ class SharedGroupNorm:
         inner = x if self.owned is None else x[self.owned]
         if inner.numel():
             dims = tuple(range(2, inner.ndim))
-            mean = inner.mean(dims) if dims else inner
+            mean = inner.mean(dims, dtype=wide_enough(inner.dtype)) if dims else inner
             squares = (inner - _spread(mean, inner)).square_()
             wide = mean.double()
             terms = (wide * self.pixels, squares.sum(dims) if dims else squares, wide * wide * self.pixels)
@@ -156,6 +156,11 @@ class SharedGroupNorm:
 def _spread(table: Tensor, x: Tensor) -> Tensor:
     """Give a table of samples x channels the dimensions of `x`."""
     return table.view(*table.shape, *(1,) * (x.ndim - 2))
+
+
+def wide_enough(dtype: torch.dtype) -> torch.dtype:
+    """Return what statistics are taken in: 16 bits would round a mean before it is subtracted."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from shardwise.program import Normalise
 from shardwise.program.replica_sum import REPLICA_SUM
 from shardwise.runtime.replica_sum import ReplicaSum
-from shardwise.runtime.shared_group_norm import SharedGroupNorm, accumulate
+from shardwise.runtime.shared_group_norm import SharedGroupNorm, accumulate, wide_enough
 from shardwise.runtime.wire import Pending, Wire, Wires
 
 
@@ -90,7 +90,7 @@ class SharedBatchNorm:
         sums = torch.zeros((3, self.channels), dtype=torch.float64, device=x.device)
         if self.local_count:
             dims = (0, *range(2, x.ndim))
-            mean = x.mean(dims)
+            mean = x.mean(dims, dtype=wide_enough(x.dtype))
             centred = x - mean.view(1, -1, *(1,) * (x.ndim - 2))
             wide = mean.double()
             sums[0] = wide * self.local_count

@@ -13,6 +13,7 @@ asked for, the interior of a tile is convolved between the start and the finish 
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -91,10 +92,17 @@ class BoundStage:
             for name in names if isinstance(group, list) else ():
                 tensor = tensors.get(name)
                 if users[name] == 1 and tensor is not None and tensor.is_leaf and tensor.requires_grad:
-                    tensor.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
+                    hook = tensor.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
+                    weakref.finalize(self, hook.remove)
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
+        # The parameter is the user's and outlives this stage, whose buffers it must not keep.
+        stage = weakref.ref(self)
+
         def complete(_: Tensor) -> None:
+            self = stage()
+            if self is None:
+                return
             if self._listener is not None:
                 self._listener(name)
             if self.surroundings.between is not None:

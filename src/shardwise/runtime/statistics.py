@@ -169,6 +169,8 @@ class Ledger:
 
     def fold(self) -> None:
         """Exchange what was found, and update the running statistics of this rank."""
+        # A rank that holds two parts of a stage folds each of them, from the same count.
+        counted: dict[str, int] = {}
         for circle in self._circles:
             if self.fabric.rank not in circle.ranks:
                 continue
@@ -181,7 +183,7 @@ class Ledger:
             for entry in entries:
                 width = boxes[entry.mean].size
                 part = table[:, offset : offset + 2 * width].view(self.count, 2, width)
-                self._fold(entry, part, boxes[entry.mean])
+                self._fold(entry, part, boxes[entry.mean], counted)
                 offset += 2 * width
         self._rows.clear()
 
@@ -197,14 +199,17 @@ class Ledger:
         shares = [self.lowered.samples(r, micro_batch) for r in range(self.fabric.mesh.data)]
         return sum(hi - lo for lo, hi in shares)
 
-    def _fold(self, entry: Tracked, rows: Tensor, box: Box) -> None:
+    def _fold(self, entry: Tracked, rows: Tensor, box: Box, counted: dict[str, int]) -> None:
         """Fold the rows (micro-batch, mean or variance, channel) of one layer."""
         used = [m for m in range(self.count) if self._samples(m)]
         mean, var = self.store.local(entry.mean, box), self.store.local(entry.var, box)
         counter = self.store.tensors[entry.counter] if entry.counter is not None else None
+        if counter is not None and entry.counter is not None:
+            counter.fill_(counted.setdefault(entry.counter, int(counter)))
         shape = mean.shape
         if self.lowered.plan.batch_norm == "deferred":
-            counts = [self._samples(m) * entry.pixels for m in used]
+            rows_of_each = self.lowered.graph[entry.layer.name].shape[0] // self.lowered.batch
+            counts = [self._samples(m) * rows_of_each * entry.pixels for m in used]
             rows = _whole(rows[used].double() / _gained(entry), counts).to(rows.dtype).unsqueeze(0)
             steps = [(0, 1)]
         else:

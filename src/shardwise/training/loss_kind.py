@@ -4,9 +4,9 @@
     sum     L(all) = sum of L(share)                                 sums that the loss takes itself
     other   neither can be shown
 
-Built-in losses count as means whatever they divide by, because the runtime corrects their denominators. A
-value is followed through the graph of the loss: per sample, then summed or averaged over the samples, then
-only scaled and added.
+Built-in losses count as means whatever they divide by, because the runtime corrects their denominators (but
+not those of losses that divide by weights of single elements). A value is followed through the graph of the
+loss: per sample, then summed or averaged over the samples, then only scaled and added.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.graph import Graph, Kind, Layer, Source
+from shardwise.program.losses import is_weighed
 
 CONST, SAMPLES, MEAN, SUM, OTHER = "const", "samples", "mean", "sum", "other"
 _KEEP = frozenset(
@@ -72,6 +73,8 @@ def _kind(layer: Layer, twice: Layer, reads: list[str], batch: int) -> str:
 def of_samples(layer: Layer, batch: int) -> str:
     """Tell what a layer makes of values per sample: values per sample again, their sum, mean or neither."""
     if layer.kind is Kind.LOSS:
+        if is_weighed(layer):
+            return OTHER
         return SAMPLES if layer.attributes.get("reduction") == "none" else MEAN
     if _opaque_by_sample(layer) and layer.shape[0] % batch == 0:
         return SAMPLES

@@ -33,6 +33,7 @@ from shardwise.training.feeds import Need, input_tensors, needs_of, parts_feed, 
 from shardwise.training.given import Model, made, shared_out
 from shardwise.training.inference import Inference
 from shardwise.training.loss_graph import Loss, loss_graph
+from shardwise.training.stage_cuts import stage_cuts
 from shardwise.training.unsplit import call_model
 from shardwise.training.whole_model import check_whole, is_whole, network_of, share_buffers
 from shardwise.training.whole_state import WholeState
@@ -66,6 +67,8 @@ class Trainer:
         record: whether to keep `events`, what this rank did when.
         overlap: what is computed while messages between tiles travel: `off`, `backward` (weight gradients),
             `both` (also the interiors of tiles), or `auto`: what pays on the device.
+        memory_limit: bytes that a rank may hold; stages that `plan.cuts` does not name keep within it by
+            estimate. By default each rank's share of its node, and a note says where that is not enough.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Trainer:
         bucket_bytes: int = BUCKET_BYTES,
         record: bool = False,
         overlap: str = "auto",
+        memory_limit: float | None = None,
     ) -> None:
         self.session = join()
         self.device = self.session.device
@@ -106,7 +110,8 @@ class Trainer:
         self._wants_input_gradients = input_gradients
         self._lowered: dict[Shapes, Lowered] = {}
         self._engines: dict[Shapes, Engine] = {}
-        self.cuts: tuple[int, ...] | None = None
+        self.cuts, more = stage_cuts(self._example_graph(), self.plan, self.session, memory_limit)
+        self.notes += more
         self.store = Store(self.device)
         self.placement = self._place()
         self.peak_parameter_bytes = self._fill(init)
@@ -147,12 +152,16 @@ class Trainer:
             state |= {f"loss.{name}": tensor for name, tensor in prefixed.items()}
         return state
 
-    def _place(self) -> Placement:
+    def _example_graph(self) -> Graph:
+        """Return the network of a mini-batch with samples in every share.
+
+        What ranks hold must not depend on a share of the example that happens to be empty.
+        """
         shares = self.plan.data * micro_batches_of(self.plan)
-        # What ranks hold must not depend on a share of the example that happens to be empty.
-        lowered = self._lower(self.graph.with_batch(max(self.graph.batch, shares)).shapes)
-        self.cuts = lowered.cuts
-        return place(lowered, self.fabric.mesh)
+        return self.graph.with_batch(max(self.graph.batch, shares))
+
+    def _place(self) -> Placement:
+        return place(self._lower(self._example_graph().shapes), self.fabric.mesh)
 
     def _fill(self, init: Init | None) -> int:
         """Take this rank's state in; return the peak of parameter bytes."""

@@ -43,7 +43,11 @@ class WholeState:
         whole, own = self.whole(names, t.store.tensors), self._own()
         # What no layer uses is on no rank; it is as the user made it.
         unused = {name: x.detach().clone() for name, x in own.items() if not x.is_meta and name in names}
-        return unused | {name: tensor for name, tensor in whole.items() if name in own}
+        found = unused | {name: tensor for name, tensor in whole.items() if name in own}
+        # As the user's own `state_dict`: every name of a tied weight, and no buffer that is not to be kept.
+        found |= {name: found[first] for name, first in t.graph.tied.items() if first in found}
+        kept = t.model.state_dict(keep_vars=True).keys()
+        return {name: tensor for name, tensor in found.items() if name in kept}
 
     def to_first_rank(self) -> Iterator[tuple[str, Tensor | None]]:
         """Yield parameters and buffers on rank 0, one at a time."""

@@ -175,7 +175,7 @@ def pad_layer(site: Site, input: Value, pads: Pads, mode: str, value: float | No
         return input
     padded = [d for d, pair in enumerate(pads) if any(pair)]
     # Modes that read the image want exactly the spatial dimensions.
-    first = min(padded) if mode == "constant" else 2 if input.ndim > 2 else 1
+    first = min(padded) if mode == "constant" else min(2 if input.ndim > 2 else 1, *padded)
     flat = [n for pair in reversed(pads[first:]) for n in pair]
     maps = [Axis(d, Padded(*pair, mode)) if any(pair) else Axis(d) for d, pair in enumerate(pads)]
     return site.emit(

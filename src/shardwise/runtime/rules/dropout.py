@@ -92,7 +92,9 @@ def bind_dropout(op: Compute, rank: int, surroundings: Surroundings) -> Run:
     def run(tensors: Sequence[Any]) -> Tensor:
         x: Tensor = pick(tensors)[0]
         places = positions(shape, box, x.device)
-        keep = keep_mask(key_of(surroundings, name), surroundings.first_sample, box, places, p)
+        rows = shape[0] // surroundings.samples if surroundings.samples else 1
+        first = surroundings.first_sample * max(1, rows)
+        keep = keep_mask(key_of(surroundings, name), first, box, places, p)
         return torch.where(keep, x * scale, 0.0)
 
     return run

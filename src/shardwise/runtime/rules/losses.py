@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwise.program import Compute
-from shardwise.program.losses import CLASSES
+from shardwise.program.losses import CLASSES, WEIGHED
 from shardwise.runtime.rules.registry import Run, cropped, rule
 
 _SETTINGS = ("beta", "delta", "log_target")
@@ -30,11 +30,14 @@ def bind_terms(op: Compute, rank: int) -> Run:
     options = {name: attributes[name] for name in _SETTINGS if name in attributes}
     weights = [operand.role for operand in op.layer.operands[2:]]
     by_batch = attributes["reduction"] == "batchmean"
+    by_weight = attributes["loss"] in WEIGHED and "weight" in weights
 
     def run(tensors: Sequence[Any]) -> Tensor:
-        value, target, *rest = pick(tensors)
+        value, target, *rest = map(_wide, pick(tensors))
         given = dict(zip(weights, rest, strict=True))
         total = function(value, target, reduction="sum", **given, **options)
+        if by_weight:
+            return torch.stack((total, given["weight"].sum().to(total.dtype)))
         return torch.stack((total, total.new_full((), 0 if by_batch else value.numel())))
 
     return run
@@ -48,7 +51,7 @@ def _class_terms(op: Compute, rank: int) -> Run:
     is_cross_entropy = attributes["loss"] == "cross_entropy"
 
     def run(tensors: Sequence[Any]) -> Tensor:
-        value, target, *rest = pick(tensors)
+        value, target, *rest = map(_wide, pick(tensors))
         weight = rest[0] if rest else None
         if is_cross_entropy:
             total = F.cross_entropy(value, target, weight, None, ignore, None, "sum", smoothing)
@@ -67,6 +70,12 @@ def _class_terms(op: Compute, rank: int) -> Run:
     return run
 
 
+def _wide(tensor: Any) -> Any:
+    """Return what sums over many pixels are taken of: 16 bits are too few for them."""
+    narrow = isinstance(tensor, Tensor) and tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.float() if narrow else tensor
+
+
 @rule("loss_ratio")
 def bind_ratio(op: Compute, rank: int) -> Run:
     """Bind the division of the two sums, or the sum alone; a share without samples has no mean.
@@ -75,10 +84,11 @@ def bind_ratio(op: Compute, rank: int) -> Run:
     since the next micro-batch overwrites it before the backward pass of this one.
     """
     attributes = op.layer.attributes
+    dtype = getattr(torch, op.layer.spec.dtype)
     if len(op.reads) > 1:
-        return lambda tensors: tensors[0][0] * tensors[1].clone()
+        return lambda tensors: (tensors[0][0] * tensors[1].clone()).to(dtype)
     if attributes["reduction"] == "sum" or attributes["empty"]:
-        return lambda tensors: tensors[0][0]
+        return lambda tensors: tensors[0][0].to(dtype)
     if attributes["reduction"] == "batchmean":
-        return lambda tensors: tensors[0][0] / attributes["samples"]
-    return lambda tensors: tensors[0][0] / tensors[0][1]
+        return lambda tensors: (tensors[0][0] / attributes["samples"]).to(dtype)
+    return lambda tensors: (tensors[0][0] / tensors[0][1]).to(dtype)

@@ -15,18 +15,26 @@ from shardwise.runtime.rules.registry import Run, cropped, rule
 
 @rule("mean", "sum")
 def bind_reduction(op: Compute, rank: int) -> Run:
-    """Bind a sum; a mean is a sum divided by the global count, so that summands add up to it."""
+    """Bind a sum; a mean is a local mean times this rank's part of the values, so that summands add up to it.
+
+    (Dividing a sum would overflow in 16 bits.)
+    """
     attributes = op.layer.attributes
     dims, keepdim = tuple(attributes["dims"]), bool(attributes["keepdim"])
     shape = op.layer.operands[0].spec.shape
-    # A share without samples has no mean; its zero counts for nothing.
-    scale = 1.0 / max(1, math.prod(shape[d] for d in dims)) if op.layer.op == "mean" else None
+    count = math.prod(shape[d] for d in dims)
+    means = op.layer.op == "mean"
     dtype = op.layer.call.kwargs.get("dtype") if op.layer.call is not None else None
     pick = cropped(op, rank)
 
     def run(tensors: Sequence[Any]) -> Tensor:
-        total: Tensor = pick(tensors)[0].sum(dims, keepdim=keepdim, dtype=dtype)
-        return total if scale is None else total * scale
+        x: Tensor = pick(tensors)[0]
+        local = math.prod(x.shape[d] for d in dims)
+        # A share without values has no mean; its zero counts for nothing.
+        if not means or not local:
+            return x.sum(dims, keepdim=keepdim, dtype=dtype)
+        mean = x.mean(dims, keepdim=keepdim, dtype=dtype)
+        return mean if local == count else mean * (local / count)
 
     return run
 

@@ -17,6 +17,7 @@ class Surroundings:
         seed: what random masks start from, the same on every rank.
         step: the number of steps so far.
         first_sample: position in the mini-batch of the first sample of the current micro-batch.
+        samples: how many samples the current micro-batch has; 0 where nobody says.
         between: called between two computations where messages may be under way that need it, else None.
     """
 
@@ -24,4 +25,5 @@ class Surroundings:
     seed: int = 0
     step: int = 0
     first_sample: int = 0
+    samples: int = 0
     between: Callable[[], object] | None = None
