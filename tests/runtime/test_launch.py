@@ -59,6 +59,21 @@ def test_the_scripts_exit_code_is_the_commands(tmp_path: Path) -> None:
     assert "exits with code 5" in found.stderr
 
 
+def test_a_killed_rank_is_named_though_another_fails_for_its_want_first(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '0': sys.exit(1)\n"
+        "time.sleep(0.2)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    command = [sys.executable, "-m", "shardwise.cli", "run", "-n", "2", "--launcher", "torchrun", str(script)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 128 + signal.SIGKILL
+    assert "rank 1 (process" in found.stderr
+    assert "was killed by SIGKILL" in found.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

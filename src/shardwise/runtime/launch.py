@@ -28,6 +28,8 @@ _GRACE_SECONDS = 3.0
 # The kernel takes 107 bytes for the name of a socket; the folder and the socket in it need 26 of them.
 _ROOT_BYTES = 80
 _LEAVE_SECONDS = 20.0
+# How long to wait for the news of a killed rank when another has failed.
+_CAUSE_SECONDS = 0.5
 # What Open MPI is not to ask for nodes: the schedulers.
 _FOREIGN_NODES = "^slurm,tm,pbs,lsf,gridengine,alps,flux"
 
@@ -186,9 +188,28 @@ class _Run:
                 self._signal_ranks(event)
                 return 128 + event
             if event.code != 0:
-                return self._failure(event)
+                return self._failure(self._cause(event))
             done += 1
         return 0
+
+    def _cause(self, first: Ended) -> Ended:
+        """Return the rank that a signal ended, if one did just then: others fail for the want of it.
+
+        The word of a rank that failed may arrive before the end of the one that was killed is seen. Under MPI the
+        launcher kills the others of a failed rank, so there the first to end is the one to name.
+        """
+        if first.code is None or self._job.launcher == "mpi":
+            return first
+        end = time.monotonic() + _CAUSE_SECONDS
+        with contextlib.suppress(queue.Empty):
+            while True:
+                later = self._events.get(timeout=max(0.0, end - time.monotonic()))
+                if isinstance(later, int):
+                    self._events.put(later)
+                    return first
+                if later.code is None:
+                    return later
+        return first
 
     def _ended_without_word(self) -> int | None:
         """Return a code when a launcher process failed before or without its ranks' reports."""
