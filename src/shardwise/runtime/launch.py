@@ -195,8 +195,8 @@ class _Run:
     def _cause(self, first: Ended) -> Ended:
         """Return the rank that a signal ended, if one did just then: others fail for the want of it.
 
-        The word of a rank that failed may arrive before the end of the one that was killed is seen. Under MPI the
-        launcher kills the others of a failed rank, so there the first to end is the one to name.
+        The word of a rank that failed may arrive before the end of the one that was killed is seen. Under
+        MPI the launcher kills the others of a failed rank, so there the first to end is the one to name.
         """
         if first.code is None or self._job.launcher == "mpi":
             return first
