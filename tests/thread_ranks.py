@@ -80,7 +80,7 @@ class ThreadWire:
         self.shared.barrier.wait()
         tensor.copy_(total)
 
-    def start_all_reduce(self, tensor: Tensor, what: str) -> Pending:
+    def start_all_reduce(self, tensor: Tensor, what: str, *, in_turn: bool = False) -> Pending:
         self.all_reduce(tensor)
         return _Done()
 

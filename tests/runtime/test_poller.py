@@ -57,9 +57,9 @@ def test_a_wait_ends_when_its_request_does(backoff: Backoff, seconds: float) -> 
 
 def test_a_long_wait_hardly_tests() -> None:
     request = After(0.2)
-    Poller(Backoff(1e-4, 1e-3, 5e-3)).wait(request, 10.0, "x")
+    Poller(Backoff(1e-4, 1e-3, 5e-3, 5e-3)).wait(request, 10.0, "x")
     processor = time.process_time()
-    Poller(Backoff(1e-4, 1e-3, 5e-3)).wait(After(0.3), 10.0, "x")
+    Poller(Backoff(1e-4, 1e-3, 5e-3, 5e-3)).wait(After(0.3), 10.0, "x")
     assert time.process_time() - processor < 0.15
 
 

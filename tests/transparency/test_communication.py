@@ -60,9 +60,9 @@ class RecordingWire:
         self.log.append(("sum", tuple(sorted(self.ranks)), tensor.numel(), ""))
         self.wire.all_reduce(tensor)
 
-    def start_all_reduce(self, tensor: Tensor, what: str) -> Pending:
+    def start_all_reduce(self, tensor: Tensor, what: str, *, in_turn: bool = False) -> Pending:
         self.log.append(("sum", tuple(sorted(self.ranks)), tensor.numel(), ""))
-        return self.wire.start_all_reduce(tensor, what)
+        return self.wire.start_all_reduce(tensor, what, in_turn=in_turn)
 
 
 def recorded(case: Case) -> list[Event]:

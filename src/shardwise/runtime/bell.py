@@ -82,12 +82,12 @@ class Bell:
         """Ask to be rung from now on; what is waited for must be tested once more before `sleep`."""
         self._asleep[self._rank] = 1
 
-    def sleep(self, seconds: float) -> None:
-        """Sleep until rung, at most for the given time."""
+    def sleep(self, seconds: float) -> bool:
+        """Sleep until rung, at most for the given time; tell whether it was a ring."""
         until = _clock() + seconds
         self._until.seconds = int(until)
         self._until.nanoseconds = int((until % 1.0) * 1e9)
-        _wait(self._own, self._until)
+        return _wait(self._own, self._until) == 0
 
     def get_up(self) -> None:
         """Ask not to be rung any more; a ring that came too late only shortens the next sleep."""

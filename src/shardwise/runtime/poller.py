@@ -8,7 +8,8 @@ between tests, and at last sleeps, so that whoever shares the core can compute w
 
 With more ranks than cores a wait never spins, it yields: to the ranks that wait too this costs microseconds,
 less than waking a core that went idle. A yield that takes long gave the core to a rank that computes; then,
-and after a few milliseconds in any case, the wait sleeps, and its sender wakes it.
+and after a few milliseconds in any case, the wait sleeps, and its sender wakes it. Sleeping by the clock takes
+the core from those that compute again and again, so who will be rung for sure looks up less and less often.
 """
 
 from __future__ import annotations
@@ -63,15 +64,16 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class Backoff:
-    """Hold how long a wait spins and yields before it sleeps."""
+    """Hold how long a wait spins and yields before it sleeps, and how long it sleeps unless it is rung."""
 
     spin_seconds: float
     yield_seconds: float
     max_sleep_seconds: float
+    max_rung_sleep_seconds: float
 
 
-SPARE_CORES = Backoff(spin_seconds=100e-6, yield_seconds=50e-3, max_sleep_seconds=200e-6)
-OVERSUBSCRIBED = Backoff(spin_seconds=0.0, yield_seconds=3e-3, max_sleep_seconds=500e-6)
+SPARE_CORES = Backoff(100e-6, yield_seconds=50e-3, max_sleep_seconds=200e-6, max_rung_sleep_seconds=200e-6)
+OVERSUBSCRIBED = Backoff(0.0, yield_seconds=3e-3, max_sleep_seconds=500e-6, max_rung_sleep_seconds=8e-3)
 # A yield among waiting ranks is back in microseconds; one this long gave the core to a rank that computes.
 _CONTENDED_SECONDS = 1e-3
 
@@ -99,6 +101,8 @@ class Poller:
         self.drive = drive
         self.watch: Watch | None = None
         self.bell: Bell | None = None
+        # Whether small sums are better added up in shared memory: all ranks share one node's too few cores.
+        self.tables = False
         self.completer = Completer()
         # Handles are dropped, and so requests adopted, by any thread; only who holds the lock tests them.
         self._newcomers: deque[Adopted] = deque()
@@ -106,15 +110,21 @@ class Poller:
         self._testing = threading.Lock()
 
     def wait(
-        self, request: Request, deadline_seconds: float | None, what: object, ranks: Sequence[int] = ()
+        self,
+        request: Request,
+        deadline_seconds: float | None,
+        what: object,
+        ranks: Sequence[int] = (),
+        rung: bool = False,
     ) -> None:
         """Return when the request is complete, or raise `StalledError` that names `what`.
 
-        Without a deadline the watch alone decides how long that may take.
+        Without a deadline the watch alone decides how long that may take. Whoever completes a request that
+        is `rung` wakes this rank.
         """
         test = request.Test
         if not test():
-            self._wait_longer(test, deadline_seconds, what, ranks)
+            self._wait_longer(test, deadline_seconds, what, ranks, rung)
 
     def wait_all(
         self,
@@ -122,6 +132,7 @@ class Poller:
         deadline_seconds: float | None,
         what: object,
         ranks: Sequence[int] = (),
+        rung: bool = False,
     ) -> None:
         """Return when all requests are complete; `what` may be a callable that describes them."""
         pending = [request for request in requests if not request.Test()]
@@ -132,10 +143,15 @@ class Poller:
             pending[:] = [request for request in pending if not request.Test()]
             return not pending
 
-        self._wait_longer(test, deadline_seconds, what, ranks)
+        self._wait_longer(test, deadline_seconds, what, ranks, rung)
 
     def _wait_longer(
-        self, test: Callable[[], bool], deadline_seconds: float | None, what: object, ranks: Sequence[int]
+        self,
+        test: Callable[[], bool],
+        deadline_seconds: float | None,
+        what: object,
+        ranks: Sequence[int],
+        rung: bool,
     ) -> None:
         if deadline_seconds is None:
             deadline_seconds = UNWATCHED_SECONDS if self.watch is None else math.inf
@@ -157,7 +173,7 @@ class Poller:
             before, now = now, clock()
             if now - before > _CONTENDED_SECONDS:
                 break
-        self._sleep_until(test, start, deadline_seconds, what, ranks)
+        self._sleep_until(test, start, deadline_seconds, what, ranks, rung)
 
     def _sleep_until(
         self,
@@ -166,9 +182,11 @@ class Poller:
         deadline_seconds: float,
         what: object,
         ranks: Sequence[int],
+        rung: bool = False,
     ) -> None:
-        clock, watch, bell = time.perf_counter, None, self.bell
-        pause = self.backoff.max_sleep_seconds / 8
+        clock, watch, bell, backoff = time.perf_counter, None, self.bell, self.backoff
+        first = pause = backoff.max_sleep_seconds / 8
+        longest = backoff.max_rung_sleep_seconds if rung and bell is not None else backoff.max_sleep_seconds
         sleep = time.sleep if bell is None else bell.sleep
         try:
             while True:
@@ -184,8 +202,8 @@ class Poller:
                     watch.begin_wait(ranks, what)
                 if watch is not None and (reason := watch.verdict()) is not None:
                     raise StalledError(f"{describe(what)}: gave up after {waited:.1f} s: {reason}")
-                sleep(pause)
-                pause = min(pause * 1.5, self.backoff.max_sleep_seconds)
+                # Where one message has come others are near: large ones travel in many pieces.
+                pause = first if sleep(pause) else min(pause * 1.5, longest)
         finally:
             if bell is not None:
                 bell.get_up()

@@ -40,7 +40,8 @@ class ReplicaSum:
     def begin(self, saved: Saved, dy: Tensor) -> tuple[Tensor, Pending]:
         """Start to add the gradients of all replicas up."""
         total = dy.clone()
-        return total, self.wire.start_all_reduce(total, "gradient of a loss over replicas")
+        what = "gradient of a loss over replicas"
+        return total, self.wire.start_all_reduce(total, what, in_turn=True)
 
     def end(self, under_way: tuple[Tensor, Pending]) -> Tensor:
         """Return the gradient of this replica's value."""

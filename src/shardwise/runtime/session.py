@@ -90,6 +90,7 @@ def init(backend: str | None = None, timeout: float | timedelta | None = None) -
             poller = mpi.poller()
             poller.backoff = OVERSUBSCRIBED if oversubscribed else SPARE_CORES
             poller.bell = _hang_bell(store, place) if oversubscribed else None
+            poller.tables = oversubscribed and place.local_size == place.size
     else:
         chosen = _existing(backend)
         place, shared = _meet_in_group(place)

@@ -134,7 +134,8 @@ class SharedGroupNorm:
         sums = torch.zeros((2, *self.table), dtype=torch.float64, device=x.device)
         for table, term in zip(sums, (s1, s2), strict=True):
             table[self.rows] = table[self.rows].index_add(1, columns, self._scaled(term).double())
-        return UnderWay(saved, dy, xhat, sums, self.wires.group.start_all_reduce(sums, self.what))
+        pending = self.wires.group.start_all_reduce(sums, self.what, in_turn=True)
+        return UnderWay(saved, dy, xhat, sums, pending)
 
     def end(self, under_way: UnderWay) -> Tensor:
         """Return the gradient of the input."""

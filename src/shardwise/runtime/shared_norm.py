@@ -130,7 +130,7 @@ class SharedBatchNorm:
         if self.bias is not None and self.bias.requires_grad:
             accumulate(self.bias, s1)
         sums = torch.stack((s1, s2)).double()
-        return UnderWay(saved, dy, sums, self.wire.start_all_reduce(sums, self.what))
+        return UnderWay(saved, dy, sums, self.wire.start_all_reduce(sums, self.what, in_turn=True))
 
     def end(self, under_way: UnderWay) -> Tensor:
         """Return the gradient of the input, in the memory of the gradient that was given."""

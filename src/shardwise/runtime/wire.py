@@ -65,8 +65,11 @@ class Wire(Post, Protocol):
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks of the group up, in place."""
 
-    def start_all_reduce(self, tensor: Tensor, what: str) -> Pending:
-        """Start adding up; the tensor holds the sum when the result is complete."""
+    def start_all_reduce(self, tensor: Tensor, what: str, *, in_turn: bool = False) -> Pending:
+        """Start adding up; the tensor holds the sum when the result is complete.
+
+        Sums `in_turn` are started and awaited in an order that is the same on all ranks.
+        """
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,7 @@ class TorchWire:
         else:
             self.start_all_reduce(tensor, SUM).wait()
 
-    def start_all_reduce(self, tensor: Tensor, what: str) -> Pending:
+    def start_all_reduce(self, tensor: Tensor, what: str, *, in_turn: bool = False) -> Pending:
         """Start adding up; the tensor holds the sum when the result is complete."""
         if self.on_device or heartbeat() is None:
             work = dist.all_reduce(tensor, group=self.group, async_op=True)
@@ -249,7 +252,7 @@ class LoneWire:
     def all_reduce(self, tensor: Tensor) -> None:
         """Leave the tensor as it is."""
 
-    def start_all_reduce(self, tensor: Tensor, what: str) -> Pending:
+    def start_all_reduce(self, tensor: Tensor, what: str, *, in_turn: bool = False) -> Pending:
         """Leave the tensor as it is."""
         return _Nothing()
 

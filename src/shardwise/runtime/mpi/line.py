@@ -7,13 +7,16 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from shardwise.runtime.bell import ANSWERED_BYTES
 from shardwise.runtime.errors import StalledError
 from shardwise.runtime.mpi.buffers import memory, readable, settle
+from shardwise.runtime.mpi.group import MPIGroup
 from shardwise.runtime.mpi.library import cuda_aware, load
 from shardwise.runtime.mpi.registration import group_comm, poller
+from shardwise.runtime.mpi.table import Table, fits
 from shardwise.runtime.mpi.types import WIDENED, datatype
 from shardwise.runtime.mpi.work import Batch
 from shardwise.runtime.poller import Adopted
@@ -67,7 +70,7 @@ class MPILine:
     def finish(self) -> None:
         """Return when all of them are complete."""
         try:
-            self.poller.wait_all(self.requests, None, self.describe, self.peers)
+            self.poller.wait_all(self.requests, None, self.describe, self.peers, rung=True)
         except StalledError:
             self.stalled = True
             raise
@@ -115,7 +118,7 @@ class MPIPending:
         if self.landed:
             return
         try:
-            self.wire.poller.wait(self.request, None, self.describe, self.peers)
+            self.wire.poller.wait(self.request, None, self.describe, self.peers, rung=True)
         except StalledError:
             self.stalled = True
             raise
@@ -145,6 +148,34 @@ class MPIPending:
             self.wire.poller.adopt(Adopted(self.request, self.copy, None, not self.stalled))
 
 
+class OnTable:
+    """A small sum for which not all ranks have come yet."""
+
+    def __init__(self, table: Table, tensor: Tensor, wire: MPIWire, what: str) -> None:
+        self.table, self.tensor, self.wire, self.what = table, tensor, wire, what
+        self.landed = False
+
+    def wait(self) -> None:
+        """Return when the tensor holds the sum."""
+        if not self.landed:
+            self.wire.poller.wait(self.table, None, self.describe, self.wire.others, rung=True)
+            self._land()
+
+    def done(self) -> bool:
+        """Tell whether the tensor holds the sum."""
+        if not self.landed and self.table.Test():
+            self._land()
+        return self.landed
+
+    def describe(self) -> str:
+        """Return who waits for what from whom."""
+        return naming(self.wire.me, self.what, self.wire.others, (self.tensor,))
+
+    def _land(self) -> None:
+        self.landed = True
+        self.table.add(self.tensor)
+
+
 def _free(requests: Sequence[Any]) -> None:
     for request in requests:
         request.Free()
@@ -155,6 +186,7 @@ class MPIWire:
 
     def __init__(self, group: Any, ranks: Sequence[int]) -> None:
         self.comm, self.ranks = group_comm(group), tuple(ranks)
+        self.group: MPIGroup = group if group is not None else dist.group.WORLD
         # torch sorts the members of a group; a peer is named by its position in `ranks`.
         order = sorted(ranks)
         self.places = [order.index(rank) for rank in ranks]
@@ -162,6 +194,10 @@ class MPIWire:
         self.others = tuple(rank for rank in self.ranks if rank != self.me)
         self.poller = poller()
         self.in_place = load().IN_PLACE
+
+    def table(self) -> Table | None:
+        """Return where the group adds small tensors up, if that is better than messages."""
+        return self.group.table() if self.poller.tables else None
 
     def line(self, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str) -> Line:
         """Prepare a set of receives and sends over fixed buffers."""
@@ -185,10 +221,13 @@ class MPIWire:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks of the group up, in place."""
-        self.start_all_reduce(tensor, SUM).wait()
+        self.start_all_reduce(tensor, SUM, in_turn=True).wait()
 
-    def start_all_reduce(self, tensor: Tensor, what: str) -> Pending:
+    def start_all_reduce(self, tensor: Tensor, what: str, *, in_turn: bool = False) -> Pending:
         """Start adding up; the tensor holds the sum when the result is complete."""
+        if in_turn and fits(tensor) and (table := self.table()) is not None and table.free:
+            table.lay(tensor)
+            return OnTable(table, tensor, self, what)
         host = readable(tensor.float() if tensor.dtype in WIDENED else tensor)
         buffer = [memory(host), host.numel(), datatype(host.dtype)]
         request = self.comm.Iallreduce(self.in_place, buffer)

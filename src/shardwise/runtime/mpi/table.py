@@ -1,0 +1,131 @@
+"""Add small tensors up on a table: memory that all ranks of a group on one node can see.
+
+    every rank:   lay its part down | say so | wait until all did | add all parts, in the order of ranks
+
+There is one round, and nobody has to be awake for another rank to go on; a sum by messages takes several
+rounds, and in each of them whoever sleeps holds up the others. So it pays where ranks share cores; with a core
+for each of them messages are faster. The order of ranks makes the sum the same to the last bit everywhere. The
+table has two sides that take turns: who says that it came for the next sum has read the last one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwise.runtime.mpi.library import load
+from shardwise.runtime.poller import Poller
+
+# Statistics of a batch norm with 2,048 channels; larger sums are better off in rounds, each with a part.
+PART_BYTES = 64 << 10
+_MOST_RANKS = 16
+_DTYPES = (torch.float64, torch.float32, torch.int64)
+# Each rank counts on a cache line of its own.
+_LINE_BYTES = 64
+_NAME_BYTES, _MARK_BYTES = 192, 16
+
+
+class Table:
+    """This rank's place at the table of a group."""
+
+    def __init__(
+        self, rank: int, size: int, memory: mmap.mmap, others: Sequence[int], poller: Poller
+    ) -> None:
+        self._poller, self._others, self._rank = poller, tuple(others), rank
+        self._counts = memoryview(memory)[: size * _LINE_BYTES].cast("q")[:: _LINE_BYTES // 8]
+        start, count = size * _LINE_BYTES, 2 * size * PART_BYTES
+        parts = torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=count)
+        self._parts = parts.view(2, size, PART_BYTES)
+        self._views: dict[tuple[torch.dtype, int], list[tuple[Tensor, Tensor]]] = {}
+        self._count = 0
+        self._fence = threading.Lock()
+        self.free = True
+
+    def lay(self, tensor: Tensor) -> None:
+        """Lay this rank's part down and tell who sleeps if it was the last one."""
+        self.free = False
+        self._count += 1
+        mine, _ = self._view(tensor)
+        mine.copy_(tensor.view(-1))
+        with self._fence:  # what was laid down is seen before the count
+            self._counts[self._rank] = self._count
+        with self._fence:  # and the count before those of others are looked at
+            complete = self.Test()
+        if complete:
+            self._poller.ring(self._others)
+
+    def Test(self) -> bool:
+        """Tell whether all ranks have laid their parts down."""
+        return min(self._counts) >= self._count
+
+    def add(self, tensor: Tensor) -> None:
+        """Put the sum of all parts into the tensor."""
+        torch.sum(self._view(tensor)[1], 0, out=tensor.view(-1))
+        self.free = True
+
+    def _view(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """Return this rank's part and those of all, on the side whose turn it is."""
+        key = (tensor.dtype, tensor.numel())
+        views = self._views.get(key)
+        if views is None:
+            sides = [side[:, : tensor.nbytes].view(tensor.dtype) for side in self._parts]
+            views = self._views[key] = [(side[self._rank], side) for side in sides]
+        return views[self._count % 2]
+
+
+def fits(tensor: Tensor) -> bool:
+    """Tell whether a tensor is small and plain enough for a table; the same on all ranks."""
+    alike = tensor.is_cpu and tensor.is_contiguous() and tensor.dtype in _DTYPES
+    return alike and 0 < tensor.nbytes <= PART_BYTES
+
+
+def lay_table(comm: Any, ranks: Sequence[int], me: int, poller: Poller) -> Table | None:
+    """Return this rank's place, or None if the ranks share no memory; collective over the communicator."""
+    size = comm.Get_size()
+    if size > _MOST_RANKS:
+        return None
+    rank, nbytes = comm.Get_rank(), size * _LINE_BYTES + 2 * size * PART_BYTES
+    name = bytearray(_NAME_BYTES + _MARK_BYTES)
+    file = -1
+    memory: mmap.mmap | None = None
+    if rank == 0:
+        file = os.memfd_create("shardwise-table", os.MFD_CLOEXEC)
+        os.ftruncate(file, nbytes)
+        memory = mmap.mmap(file, nbytes)
+        # The mark tells this memory from that of a process with the same number on another host.
+        mark = secrets.token_bytes(_MARK_BYTES)
+        memory[-_MARK_BYTES:] = mark
+        path = f"/proc/{os.getpid()}/fd/{file}".encode()
+        name[:] = path.ljust(_NAME_BYTES, b"\0") + mark
+    what, others = f"rank {me}: a table for small sums of ranks {list(ranks)}", [r for r in ranks if r != me]
+    mpi = load()
+    poller.wait(comm.Ibcast([name, len(name), mpi.BYTE], 0), None, what, others)
+    if rank:
+        memory = _open(bytes(name[:_NAME_BYTES]).rstrip(b"\0").decode(), nbytes, bytes(name[_NAME_BYTES:]))
+    found = torch.tensor([memory is not None], dtype=torch.int32)
+    poller.wait(comm.Iallreduce(mpi.IN_PLACE, [found.numpy(), 1, mpi.INT], mpi.MIN), None, what, others)
+    if file >= 0:
+        os.close(file)
+    return Table(rank, size, memory, others, poller) if memory is not None and int(found) else None
+
+
+def _open(path: str, nbytes: int, mark: bytes) -> mmap.mmap | None:
+    """Return the memory that another process made, if it can be seen from here."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        memory = mmap.mmap(file, nbytes)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(file)
+    return memory if memory[-_MARK_BYTES:] == mark else None
