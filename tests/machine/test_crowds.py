@@ -1,6 +1,8 @@
 """Networks that were measured with several numbers of ranks on a node."""
 
-from shardwise.machine import Device, Link, Machine, Node, Tier
+import pytest
+
+from shardwise.machine import Collective, Device, Link, Machine, Node, Tier
 
 
 def crowded():
@@ -24,9 +26,19 @@ def test_another_transport_has_its_own_figures():
     assert other.tier((0, 1)).point_to_point.latency_seconds == 3.0
 
 
-def test_ranks_that_share_cores_work_only_a_part_of_a_collective():
-    assert crowded().busy_seconds(2, 1.0) == 1.0
-    assert crowded().busy_seconds(8, 1.0) == 0.25
+@pytest.mark.parametrize(("measured", "share"), [(2, 1.0), (4, 0.5)])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ranks_that_shared_cores_when_a_sum_was_measured_worked_only_a_part_of_it(measured, share, ranks):
+    link = Link(1.0, 1e9)
+    tier = Tier("node", 0, link, collectives=(Collective("all_reduce", measured, link),), crowd=measured)
+    whole = tier.collective_seconds("all_reduce", ranks, 1e6)
+    assert crowded().sum_seconds(tier, ranks, 1e6) == share * whole
+
+
+def test_sums_between_many_nodes_are_no_cheaper_for_the_number_of_ranks():
+    tier = Tier("machine", 0, Link(1.0, 1e9))
+    whole = tier.collective_seconds("all_reduce", 1024, 1e6)
+    assert crowded().sum_seconds(tier, 1024, 1e6) == whole
 
 
 def test_a_crowd_survives_the_file(tmp_path):

@@ -130,6 +130,16 @@ def test_ranks_that_meet_are_late_by_a_part_of_what_they_did_since_they_met():
         assert late == pytest.approx([0.2 * share, 0.4 * share])
 
 
+def test_who_waited_for_a_message_is_late_only_by_a_part_of_what_it_did_since():
+    meeting = Event(Kind.MEET, 0.5, "statistics", "norm", "norm", (0, 1))
+    lists = {
+        0: [Event(Kind.WORK, 8.0, "forward"), Event(Kind.SEND, 0.0, "stage transfer", key="m"), meeting],
+        1: [Event(Kind.RECEIVE, 0.0, "stage transfer", key="m"), Event(Kind.WORK, 2.0, "forward"), meeting],
+    }
+    # Rank 1 worked two seconds since it was in step with rank 0, whatever rank 0 had done before.
+    assert end(simulate(lists, jitter=0.1), 1) == pytest.approx(8.0 + 2.0 + 0.2 + 0.5)
+
+
 def test_a_meeting_of_a_group_is_over_for_all_at_once_whoever_names_its_members():
     lists = {rank: [work(float(rank)), meet("a", tuple(range(4)), 0.0)] for rank in range(4)}
     assert {end(simulate(lists), rank) for rank in range(4)} == {3.0}

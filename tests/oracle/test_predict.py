@@ -162,3 +162,37 @@ def _fast():
     from shardwise.machine import Link, Tier
 
     return Tier("node", 0, Link(1e-9, 1e15))
+
+
+def test_ranks_that_outnumber_the_devices_of_a_host_share_its_memory(trained):
+    here = machine()
+    host = dataclasses.replace(here.device, host=True)
+    crowded = here.replace(device=host, node=Node(2, 2), nodes=1)
+    shares = [predict(trained, text, crowded, kernels=Fixed()).memory_bytes for text in ("data=2", "data=4")]
+    assert shares == [host.memory_bytes, host.memory_bytes / 2]
+
+
+@pytest.fixture(scope="module")
+def classified():
+    """A network with batch norm that puts samples into classes: targets are counted and statistics folded."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    graph = capture(net, torch.zeros(4, 3, 8, 8))
+    target = torch.zeros(4, dtype=torch.long)
+    return attach(graph, capture_loss(nn.CrossEntropyLoss(), graph.output_specs, target, check=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("spatial=2x1", set()),
+        ("data=2", {"counting targets"}),
+        ("stages=2 schedule=gems-mast", {"counting targets", "folding statistics"}),
+        ("data=2 batch_norm=local", {"counting targets", "folding statistics"}),
+    ],
+)
+def test_what_a_step_does_around_its_actions_is_priced(classified, text, labels):
+    walk = Oracle(classified, machine(), Fixed()).walk(Plan.parse(text), 4)
+    found = {event.label for events in walk.events.values() for event in events}
+    assert found & {"counting targets", "folding statistics"} == labels

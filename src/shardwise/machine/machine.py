@@ -155,12 +155,16 @@ class Machine:
         """Return by which part neighbours that meet are late."""
         return self.tier((0, 1)).jitter
 
-    def busy_seconds(self, ranks: int, seconds: float) -> float:
-        """Return what each of some ranks works in a collective that takes so long for all of them together.
+    def sum_seconds(self, tier: Tier, ranks: int, nbytes: float, flows: int = 1) -> float:
+        """Return what each of some ranks works while all of them add a tensor up.
 
-        Where they have to share cores, each of them has a core for only a part of that time.
+        Where more ranks than cores measured it, each of them had a core for only a part of the time.
         """
-        return seconds * min(1.0, self.node.cores / max(1, ranks)) if self.device.host else seconds
+        seconds = tier.collective_seconds("all_reduce", ranks, nbytes, flows)
+        measured = tier.measured("all_reduce", ranks)
+        if measured is None or not self.device.host:
+            return seconds
+        return seconds * min(1.0, self.node.cores / min(measured.ranks, tier.crowd or measured.ranks))
 
     def with_ranks_per_node(self, ranks: int) -> Machine:
         """Return the machine with each node's devices shared out evenly over so many ranks."""

@@ -121,16 +121,20 @@ class Tier:
         """Return the time of two messages of this size that cross each other."""
         return _shared(self.exchange or self.point_to_point, nbytes, self.slowdown(flows))
 
+    def measured(self, name: str, ranks: int) -> Collective | None:
+        """Return the measurement of a collective with the most similar number of ranks, if there is any."""
+        known = [c for c in self.collectives if c.name == name]
+        return min(known, key=lambda c: abs(math.log(c.ranks / ranks)), default=None)
+
     def collective_seconds(self, name: str, ranks: int, nbytes: float, flows: int = 1) -> float:
         """Return the time of a collective over a tensor of `nbytes` (the whole of it) on `ranks` ranks."""
         if ranks <= 1:
             return 0.0
         slow = self.slowdown(flows)
-        measured = [c for c in self.collectives if c.name == name]
-        if not measured:
+        near = self.measured(name, ranks)
+        if near is None:
             link = self.point_to_point
             return _derived(name, ranks, nbytes, lambda b: _shared(link, b, slow))
-        near = min(measured, key=lambda c: abs(math.log(c.ranks / ranks)))
         floor = near.link.seconds(0)
         rest = max(0.0, near.link.seconds(nbytes) - floor)
         # Small messages pay per round of a tree, large ones per byte that passes through a rank.

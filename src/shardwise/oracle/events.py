@@ -35,6 +35,7 @@ class Kind(StrEnum):
 
 
 BUBBLE = "bubble"
+_IN_STEP = (Kind.MEET, Kind.RECEIVE, Kind.WAIT)
 _TICK = 1e-13
 
 
@@ -72,7 +73,7 @@ class _Rank:
     events: Sequence[Event]
     position: int = 0
     clock: float = 0.0
-    met: float = 0.0
+    worked: float = 0.0
 
 
 def simulate(
@@ -90,7 +91,7 @@ def simulate(
         cores: cores of a node; 0: every rank has what it needs.
         ranks_per_node: consecutive ranks that share them; 0: all ranks are on one node.
         alone: how much faster a rank is that works while all other cores of its node are idle.
-        jitter: by which part of what they did since they last met ranks that meet are late.
+        jitter: by which part of what they did since they last waited for others ranks that meet are late.
     """
     simulation = _Simulation(lists, jitter)
     per_node = ranks_per_node or max(len(lists), 1)
@@ -189,7 +190,7 @@ class _Simulation:
             here = self.arrived.setdefault(event.key, {})
             if rank not in here:
                 here[rank] = clock
-                self.worked[event.key, rank] = clock - self.ranks[rank].met
+                self.worked[event.key, rank] = self.ranks[rank].worked
                 self._wake((event.key, rank))
             if rank in (group := self._group(event.peers)):
                 return self._together(rank, event.key, group, here)
@@ -235,9 +236,9 @@ class _Simulation:
         if end > start:
             self.spans.append(Span(rank, start, end, event.category, event.label))
         state.clock, state.position = end, state.position + 1
-        if event.kind is Kind.MEET:
-            state.met = end
-        elif event.kind is Kind.SEND:
+        # Whoever had to wait for another was in step with it then.
+        state.worked = 0.0 if event.kind in _IN_STEP else state.worked + end - start
+        if event.kind is Kind.SEND:
             self.mail[event.key] = end + event.flight
             self._wake(event.key)
         elif event.kind is Kind.LAUNCH:

@@ -121,6 +121,12 @@ class Oracle:
         node, nodes = self.machine.node.devices, self.machine.nodes
         return max(node, math.ceil(ranks / nodes)) if nodes else node
 
+    def memory_per_rank(self, ranks: int) -> float:
+        """Return what each of so many ranks has; where they outnumber the devices of a host they share."""
+        device, node = self.machine.device, self.machine.node
+        crowd = min(ranks, self.ranks_per_node(ranks))
+        return device.memory_bytes * min(1.0, node.devices / crowd) if device.host else device.memory_bytes
+
     def simulated_replicas(self, plan: Plan) -> int:
         """Return how many replicas must be simulated: all where they share cores, else one stands for all."""
         machine = self.machine
@@ -192,7 +198,7 @@ class Oracle:
             batch=samples,
             breakdown=breakdowns(spans, sorted(lists), step),
             peak_bytes_by_category=self._memory(walk),
-            memory_bytes=machine.device.memory_bytes,
+            memory_bytes=self.memory_per_rank(plan.ranks),
             why=partial(
                 explain,
                 lists,

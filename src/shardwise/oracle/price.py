@@ -218,8 +218,7 @@ class _Pricer:
             return 0.0
         tier = self.machine.tier(ranks)
         self._use(tier)
-        seconds = tier.collective_seconds("all_reduce", len(ranks), nbytes)
-        return self.machine.busy_seconds(len(ranks), seconds)
+        return self.machine.sum_seconds(tier, len(ranks), nbytes)
 
     def _regrid(self, op: Regrid, rank: int, index: int) -> tuple[Events, Events]:
         itemsize, name = op.makes.spec.itemsize, op.why or op.makes.value

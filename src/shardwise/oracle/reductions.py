@@ -114,8 +114,7 @@ def reduce_seconds(bucket: Bucket, mesh: Mesh, machine: Machine, flows: int) -> 
     tier = tier_of(bucket, mesh, machine)
     whole, rest = divmod(bucket.nbytes, PIECE_BYTES)
     sizes = [*[float(PIECE_BYTES)] * int(whole), *([rest] if rest else [])]
-    seconds = sum(tier.collective_seconds("all_reduce", count, size, flows) for size in sizes)
-    return machine.busy_seconds(count, seconds)
+    return sum(machine.sum_seconds(tier, count, size, flows) for size in sizes)
 
 
 def launch_and_wait(

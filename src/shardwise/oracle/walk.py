@@ -9,6 +9,7 @@ from functools import cached_property
 
 from shardwise.graph import Kind as LayerKind
 from shardwise.machine import Machine
+from shardwise.oracle.around import counting, folding
 from shardwise.oracle.events import Event, Kind, Span
 from shardwise.oracle.kernels import KernelTimes
 from shardwise.oracle.memory import Footprint, footprint
@@ -53,8 +54,11 @@ class Walk:
 
     def __post_init__(self) -> None:
         self.mesh: Mesh = mesh_of(self.lowered.plan)
-        programs = [self.stage_of(s, 0, 0) for s in range(self.mesh.stages)]
-        self.buckets: list[list[Bucket]] = buckets_of(programs, self.mesh)
+        self.programs = [self.stage_of(s, 0, 0) for s in range(self.mesh.stages)]
+        self.simulated = tuple(
+            self.mesh.world_rank(r, p) for r in range(self.replicas) for p in range(self.mesh.positions)
+        )
+        self.buckets: list[list[Bucket]] = buckets_of(self.programs, self.mesh)
         sets = {bucket.positions for buckets in self.buckets for bucket in buckets}
         node, device = self.machine.node, self.machine.device
         # Where ranks share cores, messages at once share them too: the simulation sees that by itself.
@@ -127,6 +131,7 @@ class Walk:
         started: set[int] = set()
         summed: set[int] = set()
         yield from self._input(replica, roles)
+        yield from counting(self.lowered, self.mesh, self.machine, rank, self.simulated)
         for i, action in enumerate(actions):
             if action.act in (Act.RECEIVE, Act.RECEIVE_GRAD, Act.SEND, Act.SEND_GRAD):
                 yield from self._message(action, replica, rank)
@@ -156,6 +161,8 @@ class Walk:
                 for _, bucket in pending:
                     yield self._sum(bucket)[1]
                 yield from self._finish(position)
+        yield from folding(self.lowered, self.mesh, self.machine, rank, self.simulated, self.programs)
+        yield from self._loss()
 
     def _price(self, action: Action, replica: int) -> StagePrice:
         return self.price(action.stage, replica, action.micro_batch)
@@ -222,19 +229,18 @@ class Walk:
             yield Event(Kind.WORK, total / share, INPUT, "input")
 
     def _finish(self, position: int) -> Iterator[Event]:
-        """Update the weights, then add up the loss for everybody."""
+        """Update the weights."""
         machine = self.machine
         self.fields.add("device.update_bytes_per_second")
         seconds = machine.device.update_seconds(self.trained(position).values())
         yield Event(Kind.WORK, seconds, UPDATE, "optimizer")
-        size = self.mesh.size
+
+    def _loss(self) -> Iterator[Event]:
+        """Add up the loss for everybody."""
+        machine, size = self.machine, self.mesh.size
         if size > 1:
-            tier = machine.tier((0, size - 1))
-            peers = tuple(
-                self.mesh.world_rank(r, p) for r in range(self.replicas) for p in range(self.mesh.positions)
-            )
-            seconds = machine.busy_seconds(size, tier.collective_seconds("all_reduce", size, 8))
-            yield Event(Kind.MEET, seconds, REDUCTION, "loss", ("loss",), peers)
+            seconds = machine.sum_seconds(machine.tier((0, size - 1)), size, 8)
+            yield Event(Kind.MEET, seconds, REDUCTION, "loss", ("loss",), self.simulated)
 
     def footprints(self, position: int, m: int = 0) -> dict[int, Footprint]:
         """Return what one micro-batch needs on a position, by stage."""

@@ -8,8 +8,8 @@ between tests, and at last sleeps, so that whoever shares the core can compute w
 
 With more ranks than cores a wait never spins, it yields: to the ranks that wait too this costs microseconds,
 less than waking a core that went idle. A yield that takes long gave the core to a rank that computes; then,
-and after a few milliseconds in any case, the wait sleeps, and its sender wakes it. Sleeping by the clock takes
-the core from those that compute again and again, so who will be rung for sure looks up less and less often.
+and after a few milliseconds in any case, the wait sleeps, and its sender wakes it. Waking by the clock takes
+the core from those that compute, so who will be rung for sure looks up less and less often.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def search(
         raise ValueError(f"ranks: {ranks} found; at least 1")
     where = Machine.load(machine)
     oracle = oracle_of(graph, where, kernels, optimizer_slots=optimizer_slots)
-    samples, limit, tally = batch or graph.batch, memory or where.device.memory_bytes, Tally()
+    samples, limit, tally = batch or graph.batch, memory or oracle.memory_per_rank(ranks), Tally()
     rows = legal_rows(oracle.at(samples), ranks, all_ranks, tally, refuse)
 
     def ranked(fine: bool, count: int) -> Ranking:

@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from shardwise.runtime.session import Session, current
+from shardwise.runtime.wire import wire_of
 
 # Of the process and not of a thread: calibration measures behind its progress bar.
 _leads = False
@@ -58,6 +60,8 @@ def share(session: Session, value: Any) -> Any:
     """Return rank 0's value on every rank."""
     if session.size == 1:
         return value
+    # Rank 0 may be long in coming; ranks that share cores sleep deepest in a sum of the runtime's own.
+    wire_of(dist.group.WORLD, range(session.size)).all_reduce(torch.zeros(1, device=session.device))
     held = [value]
     dist.broadcast_object_list(held, src=0, device=session.device)
     return held[0]

@@ -14,6 +14,7 @@ from typing import Any
 from shardwise.runtime.calibrate.crew import ask_crew, is_leader
 from shardwise.runtime.errors import TransportError
 from shardwise.runtime.poller import cores
+from shardwise.runtime.session import current
 
 # A measurement watches its own clock; this only catches ranks that hang.
 _GRACE_SECONDS = 120.0
@@ -32,9 +33,10 @@ def measure(
         seconds: what the measurement means to take; far more than that is an error.
         threads: computing threads of each rank; default: the cores shared out.
 
-    Inside `crew` the ranks of the running job do it, with the transport and threads that they have.
+    Inside `crew` the ranks of the running job do it, with the transport and threads that they have; unless
+    they are more than the cores of a node, and fewer are wanted: then these are started beside them.
     """
-    if is_leader():
+    if is_leader() and not (size < current().place.local_size > cores()):
         return ask_crew(function, arguments)
     launcher = "mpi" if transport == "mpi4py" else "torchrun"
     with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:

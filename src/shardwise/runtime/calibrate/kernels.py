@@ -123,6 +123,7 @@ def _time_chain(chain: Chain, seconds: float, overhead: float, pace: Pace) -> Re
     if not dist.is_initialized() or dist.get_rank() == 0:
         for _ in range(_FEWEST):
             timer.alone()
-    # The others wait for rank 0.
+    # The others wait for rank 0, on their cores as ranks do that wait for a message.
+    pace.meet()
     _agreed(0.0)
     return timer.result()

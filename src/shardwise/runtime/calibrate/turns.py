@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 
 from shardwise.runtime.calibrate.chains import Chain
@@ -11,6 +12,7 @@ from shardwise.runtime.calibrate.overheads import call_overhead
 from shardwise.runtime.calibrate.pace import Pace
 from shardwise.runtime.calibrate.timer import Result, Timer
 from shardwise.runtime.poller import cores
+from shardwise.runtime.wire import wire_of
 
 
 class Turns:
@@ -22,14 +24,19 @@ class Turns:
         pace = Pace(self.size) if chains else None
         overhead = call_overhead()
         self.timers = [Timer(chain, overhead, pace) for chain in chains] if pace and self.works else []
-        dist.barrier()
+        # As steps wait: who has no core must not take one from those that compute.
+        self.wire = wire_of(dist.group.WORLD, range(dist.get_world_size()))
+        self._meet()
 
     def turn(self) -> None:
         """Go through every chain once."""
-        dist.barrier()
+        self._meet()
         for timer in self.timers:
             timer.round()
-        dist.barrier()
+        self._meet()
+
+    def _meet(self) -> None:
+        self.wire.all_reduce(torch.zeros(1))
 
     def results(self) -> list[Result] | None:
         """Return what was found; None on a rank that waited."""

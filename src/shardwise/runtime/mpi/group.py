@@ -15,7 +15,7 @@ class MPIGroup(PointToPoint, Reductions, Exchanges):
     _asked = False
 
     def table(self) -> Table | None:
-        """Return the table for the group's small sums, if all are on one node; the first call is collective."""
+        """Return the table for small sums, if all are on one node; the first call is collective."""
         if not self._asked:
             self._asked = True
             self._table = lay_table(self.direct, self.members, self.me, self.poller)

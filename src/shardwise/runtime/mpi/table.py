@@ -3,9 +3,9 @@
     every rank:   lay its part down | say so | wait until all did | add all parts, in the order of ranks
 
 There is one round, and nobody has to be awake for another rank to go on; a sum by messages takes several
-rounds, and in each of them whoever sleeps holds up the others. So it pays where ranks share cores; with a core
-for each of them messages are faster. The order of ranks makes the sum the same to the last bit everywhere. The
-table has two sides that take turns: who says that it came for the next sum has read the last one.
+rounds, and in each of them whoever sleeps holds up the others. So it pays where ranks share cores; with a
+core for each of them messages are faster. The order of ranks makes the sum the same to the last bit
+everywhere. The table has two sides that take turns: who says that it came for the next sum has read the last.
 """
 
 from __future__ import annotations
