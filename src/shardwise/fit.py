@@ -23,13 +23,13 @@ from shardwise.training.auto import PROFILE_SECONDS, Auto, auto_plan, changes_nu
 from shardwise.training.callbacks import Callback, EarlyStopping
 from shardwise.training.check import CheckReport, check
 from shardwise.training.compare import Compare
-from shardwise.training.data import Source
 from shardwise.training.given import Model, made
 from shardwise.training.history import History
 from shardwise.training.job import is_alone, on_ranks
 from shardwise.training.loop import Loop, Scheduler
 from shardwise.training.loss_graph import Loss, loss_graph
 from shardwise.training.loss_kind import OTHER, loss_kind
+from shardwise.training.sources import source_of
 from shardwise.training.trainer import Optimizer, Trainer
 from shardwise.training.whole_model import is_whole, network_of, whole_plan
 
@@ -173,9 +173,12 @@ def _fit(
     progress: bool,
     **looping: Any,
 ) -> tuple[History, Trainer]:
-    loading = {"workers": workers, "varying_sizes": varying_sizes}
-    source = Source.of(data, batch_size, shuffle=shuffle, drop_last=drop_last, **loading)
-    held_out = None if validation is None else Source.of(validation, batch_size, **loading)
+    loading: dict[str, Any] = {"workers": workers, "varying_sizes": varying_sizes}
+    source = source_of(data, batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last, **loading)
+    held_out = None if validation is None else source_of(validation, batch_size, what="validation", **loading)
+    for given in (source, held_out):
+        if given is not None:
+            given.check_epochs(epochs)
     example = source.first()
     module = made(model)
     chosen = _resolve(

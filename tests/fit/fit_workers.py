@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import shardwise as sw
 from shardwise.fit import _resolve
@@ -104,13 +106,13 @@ def summed_at_other_times() -> tuple[list[list[int]], float]:
         kind = type(wires[0])
         plain = kind.start_all_reduce
 
-        def start(wire: Any, tensor: Tensor, what: str) -> Any:
+        def start(wire: Any, *args: Any, **settings: Any) -> Any:
             nonlocal norms
             if wire in wires:
                 found.append(norms)
             else:
                 norms += 1
-            return plain(wire, tensor, what)
+            return plain(wire, *args, **settings)
 
         pump, late = reducer._Line.pump, trainer.fabric.rank == 1
 
@@ -155,21 +157,43 @@ def predicted(plan: str, batches: tuple[int, ...]) -> float:
     return max(worst, abs(found["loss"] - wanted_loss), abs(found["accuracy"] - right))
 
 
-def saved(plan: str, folder: str) -> float:
-    """Save after a step, load into a fresh trainer, and compare two further steps."""
-    first = sw.Trainer(cases.classifier(), cases.images(4), plan, loss=F.cross_entropy, optimizer=cases.sgd)
-    first.step(*cases.images(4, seed=0))
+def adam(named: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam([p for _, p in named], lr=0.01)
+
+
+def saved(plan: str, folder: str, optimizer: str = "sgd", steps: int = 1) -> float:
+    """Save after some steps, load into a fresh trainer, and compare two further steps."""
+    settings: dict[str, Any] = {
+        "loss": F.cross_entropy,
+        "optimizer": adam if optimizer == "adam" else cases.sgd,
+    }
+    first = sw.Trainer(cases.classifier(), cases.images(4), plan, **settings)
+    for _ in range(steps):
+        first.step(*cases.images(4, seed=0))
     first.save(folder)
     other = cases.classifier()
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
-    second = sw.Trainer(other, cases.images(4), plan, loss=F.cross_entropy, optimizer=cases.sgd)
+    second = sw.Trainer(other, cases.images(4), plan, **settings)
     second.load(folder)
     for seed in (1, 2):
         first.step(*cases.images(4, seed=seed))
         second.step(*cases.images(4, seed=seed))
     return cases.error(second.state_dict(), first.state_dict())
+
+
+def loaded_with_another_optimizer(folder: str) -> str:
+    example, settings = cases.images(4), {"loss": F.cross_entropy}
+    trainer = sw.Trainer(cases.classifier(), example, "stages=2", optimizer=adam, **settings)
+    trainer.step(*example)
+    trainer.save(folder)
+    other = sw.Trainer(cases.classifier(), example, "stages=2", optimizer=cases.sgd, **settings)
+    try:
+        other.load(folder)
+    except ValueError as refusal:
+        return str(refusal)
+    return ""
 
 
 def loaded_under_another_plan(folder: str) -> str:
@@ -319,6 +343,108 @@ def fitted(plan: str) -> tuple[int, list[float], float]:
             optimizer.step()
     # The example that the network is captured with is made of the first two samples, on every rank.
     return len(read - {0, 1}), history["loss"], cases.error(model.state_dict(), whole.state_dict())
+
+
+class Drawing(TensorDataset):
+    """Add noise of three generators to a sample, and draw its label."""
+
+    drawn: list[tuple[float, ...]]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        x, _ = super().__getitem__(index)
+        draws = (float(torch.rand(())), random.random(), float(np.random.rand()))
+        self.drawn.append((index, *draws))
+        return x + sum(draws), torch.tensor(int(5 * draws[0]))
+
+
+class Wilful(Sampler[int]):
+    """Draw with replacement from a generator of its own."""
+
+    def __iter__(self) -> Any:
+        return iter(np.random.default_rng().integers(0, 20, 18).tolist())
+
+    def __len__(self) -> int:
+        return 18
+
+
+def drawn(plan: str, own_order: bool) -> tuple[list[tuple[float, ...]], list[float], float]:
+    """Fit on samples with random transforms, each rank's generators elsewhere.
+
+    Returns what was drawn for each sample that was read, the losses, and how far the weights are from those
+    of one device that is given the samples which this rank read.
+    """
+    seeds = 100 + sw.init().rank
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(seeds)
+    data = Drawing(*cases.images(20))
+    data.drawn = []
+    model, whole = cases.classifier(norm=False), cases.classifier(norm=False)
+    given = {"data": data, "batch_size": 6}
+    if own_order:
+        given = {"data": DataLoader(data, batch_size=6, sampler=Wilful())}
+    history = sw.fit(
+        model, loss=F.cross_entropy, optimizer=cases.sgd, plan=plan, epochs=2, progress=False, **given
+    )
+    read = [row for row in data.drawn[2:] if row[0] >= 0]
+    optimizer = cases.sgd(whole.named_parameters())
+    images, _ = data.tensors
+    epoch = len(read) // 2
+    for start in (i for e in (0, epoch) for i in range(e, e + epoch, 6)):
+        rows = read[start : min(start + 6, epoch if start < epoch else 2 * epoch)]
+        x = torch.stack([images[int(i)] + sum(draws) for i, *draws in rows])
+        optimizer.zero_grad()
+        F.cross_entropy(whole(x), torch.tensor([int(5 * row[1]) for row in rows])).backward()
+        optimizer.step()
+    return read, history["loss"], cases.error(model.state_dict(), whole.state_dict())
+
+
+class OneRankStops(sw.Callback):
+    """Have a reason to stop on one rank alone, as a look at a clock may give."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.seconds = rank, []
+
+    def on_epoch(self, trainer: Any, epoch: int, numbers: dict[str, float]) -> str | None:
+        self.seconds.append(numbers["seconds"])
+        return "slow" if trainer.fabric.rank == self.rank and epoch == 1 else None
+
+
+def stopped_by(rank: int) -> tuple[str, list[float]]:
+    """Fit with a reason to stop on one rank; return the reason of all and the times that the callback saw."""
+    callback = OneRankStops(rank)
+    history = sw.fit(
+        cases.classifier(),
+        TensorDataset(*cases.images(8)),
+        loss=F.cross_entropy,
+        optimizer=cases.sgd,
+        batch_size=4,
+        epochs=3,
+        plan="data=2",
+        callbacks=[callback],
+        progress=False,
+    )
+    return history.stopped, callback.seconds
+
+
+def streamed(plan: str) -> tuple[list[float], float]:
+    """Fit on a generator; return the losses and how far the model is from one device."""
+    model, whole = cases.classifier(norm=False), cases.classifier(norm=False)
+    batches = [cases.images(n, seed=n) for n in (4, 6, 2)]
+    history = sw.fit(
+        model,
+        (batch for batch in batches),
+        loss=F.cross_entropy,
+        optimizer=cases.sgd,
+        plan=plan,
+        validation=iter(batches),
+        progress=False,
+    )
+    optimizer = cases.sgd(whole.named_parameters())
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(whole(x), y).backward()
+        optimizer.step()
+    return history["loss"], cases.error(model.state_dict(), whole.state_dict())
 
 
 def checked(plan: str) -> tuple[bool, str]:

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import time
 from dataclasses import replace
 
 import fit_cases as cases
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import shardwise as sw
 from shardwise.geometry import Box
 from shardwise.graph import capture, capture_loss
 from shardwise.training.data import Reader, Source
 from shardwise.training.loss_kind import loss_kind
+from shardwise.training.sources import source_of
 
 
 def data(samples: int = 20) -> TensorDataset:
@@ -157,6 +168,126 @@ def test_of_mini_batches_of_any_size_a_rank_loads_what_it_needs_and_one_sample()
     read.clear()
     assert [batch.shapes[0][2:] for batch in source.batches(idle)] == [tuple(x.shape[2:]), (8, 8)]
     assert read == [0, 4]
+
+
+def reader(x, wanted=None, told=None) -> Reader:
+    """Return a reader of the images alone, of all samples unless some are wanted."""
+    graph = capture(nn.Conv2d(3, 2, 1).double(), {"input": x[:4]}, check=False)
+    graph = replace(graph, layers=tuple(replace(la, name="x") for la in graph.inputs))
+    positions = wanted or (lambda shapes: list(range(shapes[0][0])))
+    return Reader(graph, lambda x, y: [x], positions, (tuple(x[:4].shape),), told)
+
+
+def test_a_distributed_sampler_is_refused():
+    loader = DataLoader(data(), 4, sampler=DistributedSampler(data(), num_replicas=2, rank=0))
+    with pytest.raises(ValueError, match=r"DistributedSampler.*without it"):
+        sw.fit(cases.classifier(), loader, loss=F.cross_entropy, optimizer=cases.sgd, progress=False)
+
+
+def test_samplers_are_followed_as_they_are():
+    read = []
+
+    class Watched(TensorDataset):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
+    samples = Watched(*cases.images(20))
+    weighted = WeightedRandomSampler([0.0] * 18 + [1.0] * 2, 30)
+    given = {
+        "replacement": (DataLoader(samples, 8, sampler=RandomSampler(samples, True, 50)), 50, [8] * 6 + [2]),
+        "some": (DataLoader(samples, 8, sampler=RandomSampler(samples, num_samples=12)), 12, [8, 4]),
+        "weighted": (DataLoader(samples, 8, sampler=weighted, drop_last=True), 24, [8] * 3),
+        "lists": (DataLoader(samples, batch_sampler=[[3, 4], [9], [5, 6, 7]]), 6, [2, 1, 3]),
+    }
+    for name, (loader, count, sizes) in given.items():
+        source = source_of(loader, None)
+        assert source.steps == len(sizes)
+        source.first()
+        orders = []
+        for epoch in range(2):
+            read.clear()
+            found = [batch.samples for batch in source.batches(reader(samples.tensors[0]), epoch)]
+            assert found == sizes, name
+            assert len(read) == count, name
+            orders.append(list(read))
+        assert (orders[0] == orders[1]) == (name == "lists"), name
+    assert orders[0] == [3, 4, 9, 5, 6, 7]
+    shuffled = source_of(DataLoader(samples, 8, shuffle=True), None)
+    assert shuffled.shuffle
+    assert shuffled.followed is None
+
+
+@pytest.mark.parametrize("loading", [0, 1])
+def test_random_transforms_follow_from_the_seed_the_epoch_and_the_sample(loading):
+    class Noisy(TensorDataset):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return x + random.random() + torch.rand(()) + np.random.rand(), y
+
+    samples = Noisy(*cases.images(8))
+
+    def images(seed, epoch, of=None):
+        for begin in (torch.manual_seed, random.seed, np.random.seed):
+            begin(seed)
+        given = reader(samples.tensors[0], of, lambda value: value)
+        before = random.getstate()
+        batches = list(Source(samples, 4, workers=loading).batches(given, epoch))
+        assert random.getstate() == before
+        box = Box.of([(2, 4), *((0, n) for n in batches[0].shapes[0][1:])])
+        return torch.stack([batch.feed("x", box) for batch in batches])
+
+    first = images(1, 0)
+    assert torch.equal(first, images(2, 0))
+    assert torch.equal(first, images(3, 0, lambda shapes: [2, 3]))
+    assert not torch.equal(first, images(1, 1))
+
+
+def test_a_rank_that_reads_everything_asks_what_it_needs_like_the_others():
+    asked = []
+
+    def wanted(shapes):
+        asked.append(shapes[0][0])
+        return [0]
+
+    x, y = cases.images(10)
+    batches = list(Source(TensorDataset(x, y), 4).batches(reader(x, wanted), everything=True))
+    assert asked == [4, 4, 2]
+    assert all(len(batch.inputs) == batch.samples for batch in batches)
+
+
+class Endless(IterableDataset):
+    """Twelve samples more each time it is asked, and no length."""
+
+    def __init__(self) -> None:
+        self.stream = iter(zip(*cases.images(48), strict=True))
+
+    def __iter__(self):
+        return itertools.islice(self.stream, 12)
+
+
+def test_iterables_without_a_length_are_trained_on_from_their_first_mini_batch():
+    seen = []
+
+    class Counts(sw.Callback):
+        def on_step(self, trainer, step, loss):
+            seen.append((step, loss))
+
+    settings = {"loss": F.cross_entropy, "optimizer": cases.sgd, "callbacks": [Counts()]}
+    x, y = cases.images(48)
+    whole = [(x[i : i + 4], y[i : i + 4]) for i in range(0, 24, 4)]
+    sw.fit(cases.classifier(), iter(whole), **settings)
+    wanted, seen = [loss for _, loss in seen], []
+    assert len(wanted) == 6
+    for given in ({"data": DataLoader(Endless(), 4)}, {"data": Endless(), "batch_size": 4}):
+        sw.fit(cases.classifier(), epochs=2, **given, **settings)
+        assert [step for step, _ in seen] == [0, 1, 2, 0, 1, 2]
+        assert [loss for _, loss in seen] == pytest.approx(wanted, rel=1e-12)
+        seen.clear()
+    with pytest.raises(ValueError, match=r"data: .*once, and epochs=2"):
+        sw.fit(cases.classifier(), (pair for pair in whole), epochs=2, **settings)
+    with pytest.raises(ValueError, match=r"validation: .*once, and epochs=2"):
+        sw.fit(cases.classifier(), whole, validation=iter(whole), epochs=2, **settings)
 
 
 def test_what_fit_cannot_use_is_said():

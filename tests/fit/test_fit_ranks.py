@@ -40,6 +40,31 @@ def test_each_rank_loads_only_the_samples_that_it_needs(plan, ranks, most):
         assert error < 1e-10
 
 
+@pytest.mark.parametrize("own_order", [False, True], ids=["shuffled", "sampler"])
+@pytest.mark.parametrize("plan", ["stages=2", "filter=2"])
+def test_ranks_that_read_a_sample_see_the_same_order_and_the_same_random_transforms(plan, own_order):
+    results = run_ranks(workers.drawn, 2, args=(plan, own_order))
+    assert results[0][0] == results[1][0]
+    assert results[0][1] == results[1][1]
+    assert len(results[0][0]) == 2 * (18 if own_order else 20)
+    assert len({draws[1:] for draws in results[0][0]}) == len(results[0][0])
+    assert max(error for *_, error in results) < 1e-10
+
+
+@pytest.mark.parametrize(("rank", "reason"), [(0, "slow"), (1, "")])
+def test_all_ranks_stop_by_rank_0s_clock_and_reason(rank, reason):
+    results = run_ranks(workers.stopped_by, 2, args=(rank,), deadline=30)
+    assert [stopped for stopped, _ in results] == [reason, reason]
+    assert results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize("plan", ["stages=2", "data=2"])
+def test_a_generator_of_mini_batches_is_trained_on_from_its_first(plan):
+    for losses, error in run_ranks(workers.streamed, 2, args=(plan,)):
+        assert len(losses) == 1
+        assert error < 1e-10
+
+
 def test_a_plain_script_starts_its_own_ranks_and_gets_the_weights_back(monkeypatch):
     monkeypatch.setenv("SHARDWISE_MACHINE", "dgx-a100")
     model, own = cases.classifier(norm=False), cases.classifier(norm=False)

@@ -7,21 +7,27 @@ replica 1                0                    loads sample 2 alone; the middle o
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from shardwise.graph import Graph
 from shardwise.graph.trace import leaves
 from shardwise.runtime.counts import Feed
-from shardwise.training.feeds import samples_feed, whole_feed
+from shardwise.training.draws import kept_draws, seed_draws
+from shardwise.training.feeds import samples_feed
+from shardwise.training.order import Followed
 
 Shapes = tuple[tuple[int, ...], ...]
+# The number of a sample in the order of the epoch, and its index in the dataset.
+Numbered = tuple[int, Any]
 Flatten = Callable[[Any, Any], list[Tensor]]
 
 
@@ -52,66 +58,58 @@ class Reader:
         flatten: turns (x, y) into the tensors in the order of the graph's inputs.
         positions: returns which samples of a mini-batch of given shapes this rank needs.
         shapes: shapes of the inputs and targets of an example.
+        told: returns rank 0's value on every rank; None on a rank that is alone.
     """
 
     graph: Graph
     flatten: Flatten
     positions: Callable[[Shapes], Sequence[int]]
     shapes: Shapes
+    told: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where samples come from, and how they are put together.
+    """A dataset with numbered samples, and how they are put together.
 
     Args:
-        data: a dataset with numbered samples, or an iterable of whole mini-batches.
-        batch_size: samples of a global mini-batch; None for an iterable of them.
+        data: the dataset.
+        batch_size: samples of a global mini-batch, or of the largest one.
         shuffle: whether each epoch has its own order.
         drop_last: whether to leave out a last mini-batch that is smaller.
         collate: makes a mini-batch of a list of samples.
         workers: processes that load samples for this rank.
         varying_sizes: whether sizes differ between mini-batches; then every rank loads at least one sample
             of each, to know them, and all of them if `collate` decides on sizes or `workers` load ahead.
+        followed: the user's own order, instead of `batch_size`, `shuffle` and `drop_last`.
     """
 
     data: Any
-    batch_size: int | None = None
+    batch_size: int
     shuffle: bool = False
     drop_last: bool = False
     collate: Callable[[list[Any]], Any] = default_collate
     workers: int = 0
     varying_sizes: bool = False
+    followed: Followed | None = None
 
-    @staticmethod
-    def of(data: Any, batch_size: int | None, **settings: Any) -> Source:
-        """Return the source of what the user gave: a Dataset, a DataLoader or an iterable of (x, y)."""
-        if isinstance(data, DataLoader):
-            plain = isinstance(data.sampler, (RandomSampler, SequentialSampler)) and data.batch_size
-            if not plain:
-                return Source(data)
-            settings["shuffle"] = isinstance(data.sampler, RandomSampler)
-            settings |= {"drop_last": data.drop_last, "collate": data.collate_fn, "workers": data.num_workers}
-            return Source(data.dataset, data.batch_size, **settings)
-        if isinstance(data, Dataset) or (isinstance(data, Sequence) and batch_size is not None):
-            if batch_size is None:
-                raise ValueError("batch_size: a Dataset needs one, the samples of a global mini-batch")
-            return Source(data, batch_size, **settings)
-        return Source(data)
-
-    def __len__(self) -> int:
+    @property
+    def steps(self) -> int:
         """Return the number of mini-batches of an epoch."""
-        if self.batch_size is None:
-            return len(self.data)
+        if self.followed is not None:
+            return self.followed.steps
         count = len(self.data) / self.batch_size
         return int(count) if self.drop_last else math.ceil(count)
 
+    def check_epochs(self, epochs: int) -> None:
+        """Accept any number of epochs."""
+
     def first(self) -> tuple[Any, Any]:
-        """Return one mini-batch as an example; every rank sees the same."""
-        if self.batch_size is None:
-            x, y = next(iter(self.data))
-        else:
-            x, y = self.collate([self.data[i] for i in range(min(self.batch_size, len(self.data), 2))])
+        """Return a mini-batch of two samples at most as an example; every rank sees the same."""
+        indices = range(len(self.data)) if self.followed is None else self.followed.example
+        if not len(indices):
+            raise ValueError("data: there were no samples")
+        x, y = _Picked(self.data, self.collate, (0, 0))[list(enumerate(indices[: min(self.batch_size, 2)]))]
         return x, y
 
     def batches(
@@ -124,22 +122,14 @@ class Source:
             epoch, seed: what the order follows from.
             everything: load all samples, to know all targets.
         """
-        if self.batch_size is None:
-            torch.manual_seed(seed + epoch)
-            yield from _whole(self.data, reader)
-            return
-        order = list(range(len(self.data)))
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(seed + epoch)
-            order = torch.randperm(len(order), generator=generator).tolist()
-        lists = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
-        lists = lists[: len(self)]
+        lists = self._numbered(reader, seed, epoch)
+        picked = _Picked(self.data, self.collate, None if reader.told is None else (seed, epoch))
         if self.varying_sizes and not everything and self._can_probe:
-            yield from self._probed(reader, lists)
+            yield from self._probed(reader, lists, picked)
             return
         wanted = [self._wanted(reader, len(batch), everything) for batch in lists]
         loader: Iterable[Any] = DataLoader(
-            _Picked(self.data, self.collate),
+            picked,
             sampler=[[batch[p] for p in chosen] for batch, chosen in zip(lists, wanted, strict=True)],
             batch_size=None,
             num_workers=self.workers,
@@ -148,27 +138,45 @@ class Source:
         for batch, chosen, loaded in zip(lists, wanted, loader, strict=True):
             yield self._batch(reader, len(batch), chosen, loaded)
 
+    def _numbered(self, reader: Reader, seed: int, epoch: int) -> list[list[Numbered]]:
+        """Return the numbered samples of each mini-batch of an epoch, the same on every rank."""
+        if self.followed is not None:
+            lists = self.followed.lists(seed, epoch)
+            # A sampler may draw from a generator of its own, which no seed of ours reaches.
+            lists = lists if reader.told is None else reader.told(lists)
+        else:
+            order = list(range(len(self.data)))
+            if self.shuffle:
+                generator = torch.Generator().manual_seed(seed + epoch)
+                order = torch.randperm(len(order), generator=generator).tolist()
+            lists = [order[i * self.batch_size : (i + 1) * self.batch_size] for i in range(self.steps)]
+        numbers = itertools.count()
+        return [[(next(numbers), index) for index in batch] for batch in lists]
+
     @property
     def _can_probe(self) -> bool:
         """Tell whether one sample shows the sizes of a mini-batch, and nothing is loaded ahead."""
         return self.collate is default_collate and not self.workers
 
-    def _probed(self, reader: Reader, lists: Sequence[Sequence[int]]) -> Iterator[Batch]:
+    def _probed(self, reader: Reader, lists: Sequence[list[Numbered]], picked: _Picked) -> Iterator[Batch]:
         """Load one sample of each mini-batch to know its sizes, then what this rank needs of it."""
         for batch in lists:
-            probe = self.data[batch[0]]
-            tensors = reader.flatten(*self.collate([probe]))
+            probe = picked.samples(batch[:1])
+            tensors = reader.flatten(*self.collate(probe))
             shapes = resized(tuple(tuple(t.shape) for t in tensors), len(batch))
             # A rank that needs no sample still has to know the sizes.
             chosen = sorted(reader.positions(shapes)) or [0]
-            loaded = self.collate([self.data[batch[p]] if p else probe for p in chosen])
+            rest = picked.samples([batch[p] for p in chosen if p])
+            loaded = self.collate([*(probe if chosen[0] == 0 else ()), *rest])
             yield self._batch(reader, len(batch), chosen, loaded)
 
     def _wanted(self, reader: Reader, samples: int, everything: bool) -> list[int]:
-        if everything or self.varying_sizes:
-            # With varying sizes what is needed is known only when the size is.
+        if self.varying_sizes:
+            # What is needed is known only when the size is.
             return list(range(samples))
-        return sorted(reader.positions(resized(reader.shapes, samples)))
+        # Asking is collective, so a rank that loads everything asks too.
+        needed = sorted(reader.positions(resized(reader.shapes, samples)))
+        return list(range(samples)) if everything else needed
 
     def _batch(self, reader: Reader, samples: int, chosen: Sequence[int], loaded: Any) -> Batch:
         if loaded is None:
@@ -188,24 +196,42 @@ class Source:
 
 
 class _Picked(Dataset[Any]):
-    """Load a list of samples at once; an empty list is no mini-batch."""
+    """Load a list of samples at once, here or in a worker; an empty list is no mini-batch.
 
-    def __init__(self, data: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self.data, self.collate = data, collate
+    Args:
+        data, collate: see `Source`.
+        key: what, with the number of a sample, its random draws follow from; None to let them be.
+    """
 
-    def __getitem__(self, chosen: list[int]) -> Any:
-        return self.collate([self.data[i] for i in chosen]) if chosen else None
+    def __init__(self, data: Any, collate: Callable[[list[Any]], Any], key: tuple[int, int] | None) -> None:
+        self.data, self.collate, self.key = data, collate, key
+
+    def samples(self, chosen: Sequence[Numbered]) -> list[Any]:
+        """Return some samples."""
+        with self._kept():
+            return self._read(chosen)
+
+    def __getitem__(self, chosen: Sequence[Numbered]) -> Any:
+        if not chosen:
+            return None
+        with self._kept():
+            # What `collate` draws follows from the last sample.
+            return self.collate(self._read(chosen))
+
+    def _kept(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.key is None else kept_draws()
+
+    def _read(self, chosen: Sequence[Numbered]) -> list[Any]:
+        result = []
+        for number, index in chosen:
+            if self.key is not None:
+                seed_draws(*self.key, number)
+            result.append(self.data[index])
+        return result
 
 
 def _as_it_is(loaded: Any) -> Any:
     return loaded
-
-
-def _whole(data: Iterable[Any], reader: Reader) -> Iterator[Batch]:
-    for x, y in data:
-        tensors = reader.flatten(x, y)
-        shapes = tuple(tuple(t.shape) for t in tensors)
-        yield Batch(shapes[0][0], shapes, whole_feed(reader.graph, tensors), x, y)
 
 
 def resized(shapes: Shapes, samples: int) -> Shapes:

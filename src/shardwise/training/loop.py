@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,9 +18,12 @@ from shardwise.training.data import Reader, Shapes, Source, tensors_in
 from shardwise.training.feeds import input_tensors, needs_of
 from shardwise.training.history import History
 from shardwise.training.inference import named_metrics
+from shardwise.training.stream import Stream
+from shardwise.training.told import told
 from shardwise.training.trainer import Trainer
 
 Scheduler = Callable[[torch.optim.Optimizer], Any]
+T = TypeVar("T")
 
 
 class Loop:
@@ -27,8 +32,8 @@ class Loop:
     def __init__(
         self,
         trainer: Trainer,
-        source: Source,
-        validation: Source | None = None,
+        source: Source | Stream,
+        validation: Source | Stream | None = None,
         metrics: Any = None,
         callbacks: Sequence[Callback] = (),
         scheduler: Scheduler | None = None,
@@ -63,7 +68,8 @@ class Loop:
                 history.epochs.append(numbers)
                 self.display.epoch(epoch, numbers)
                 reasons = [callback.on_epoch(trainer, epoch, numbers) for callback in self.callbacks]
-                history.stopped = next((reason for reason in reasons if reason), "")
+                # A callback may look at a clock or a file, which are other ones on every rank.
+                history.stopped = self._told(next((reason for reason in reasons if reason), ""))
                 if history.stopped:
                     break
         for callback in self.callbacks:
@@ -72,7 +78,8 @@ class Loop:
 
     def _epoch(self, epoch: int, epochs: int) -> dict[str, float]:
         start, total, samples = time.perf_counter(), 0.0, 0
-        self.display.start(f"epoch {epoch + 1}/{epochs}", len(self.source))
+        # Without a total the bar only counts.
+        self.display.start(f"epoch {epoch + 1}/{epochs}", cast(int, self.source.steps))
         for number, (count, loss) in enumerate(self._steps(epoch)):
             total, samples = total + loss * count, samples + count
             self._schedule("step", loss)
@@ -81,7 +88,8 @@ class Loop:
                 callback.on_step(self.trainer, number, loss)
         if not samples:
             raise ValueError("data: there were no samples")
-        numbers = {"loss": total / samples, "seconds": time.perf_counter() - start}
+        seconds = self._told(time.perf_counter() - start)
+        numbers = {"loss": total / samples, "seconds": seconds}
         if self.validation is not None:
             numbers |= {
                 f"val_{k}": v for k, v in evaluate(self.trainer, self.validation, self.metrics).items()
@@ -89,9 +97,13 @@ class Loop:
         self._schedule("epoch", numbers.get("val_loss", numbers["loss"]))
         return numbers
 
+    def _told(self, value: T) -> T:
+        """Return rank 0's value on every rank."""
+        return told(value, self.trainer.fabric, self.trainer.device)
+
     def _steps(self, epoch: int) -> Iterable[tuple[int, float]]:
         trainer, reader = self.trainer, training_reader(self.trainer)
-        for batch in self.source.batches(reader, epoch, self.seed, everything=trainer.is_plain):
+        for batch in self.source.batches(reader, epoch, self.seed):
             if trainer.is_plain:
                 yield batch.samples, trainer.step(batch.inputs, batch.target)
             else:
@@ -116,24 +128,25 @@ def training_reader(trainer: Trainer) -> Reader:
 
     def positions(shapes: Shapes) -> list[int]:
         if shapes not in known:
-            known[shapes] = _samples(trainer.needs(shapes))
+            known[shapes] = _all(shapes) if trainer.is_plain else _samples(trainer.needs(shapes))
         return known[shapes]
 
-    return Reader(trainer.graph, flatten, positions, trainer.graph.shapes)
+    tell = partial(told, fabric=trainer.fabric, device=trainer.device) if trainer.fabric.size > 1 else None
+    return Reader(trainer.graph, flatten, positions, trainer.graph.shapes, tell)
 
 
-def evaluate(trainer: Trainer, source: Source, metrics: Any = None) -> dict[str, float]:
+def evaluate(trainer: Trainer, source: Source | Stream, metrics: Any = None) -> dict[str, float]:
     """Return the mean loss and metrics over a source; rank 0 reads all targets, others what they need."""
     inference, count = trainer.inference, len(trainer.network.inputs)
     known: dict[Shapes, list[int]] = {}
 
     def positions(shapes: Shapes) -> list[int]:
         if shapes not in known:
-            known[shapes] = _samples(needs_of(inference.engine(shapes[:count])))
+            engine = None if trainer.is_plain else inference.engine(shapes[:count])
+            known[shapes] = _all(shapes) if engine is None else _samples(needs_of(engine))
         return known[shapes]
 
-    reader = training_reader(trainer)
-    reader = Reader(reader.graph, reader.flatten, positions, reader.shapes)
+    reader = replace(training_reader(trainer), positions=positions)
     first = trainer.fabric.rank == 0
 
     def results() -> Iterable[tuple[Any, Any, int]]:
@@ -145,6 +158,10 @@ def evaluate(trainer: Trainer, source: Source, metrics: Any = None) -> dict[str,
                 yield outputs, batch.target, batch.samples
 
     return inference.measure(results(), metrics)
+
+
+def _all(shapes: Shapes) -> list[int]:
+    return list(range(shapes[0][0]))
 
 
 def _samples(needs: Iterable[Any]) -> list[int]:
