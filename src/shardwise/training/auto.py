@@ -20,7 +20,7 @@ from shardwise.plan import Plan, PlanError, micro_batches_of
 from shardwise.runtime.calibrate.crew import crew, share
 from shardwise.runtime.calibrate.here import known_machine, measured_machine
 from shardwise.runtime.session import Session
-from shardwise.training.given import shared_out
+from shardwise.training.given import check_samples, shared_out
 
 CALIBRATE_SECONDS = 30.0
 PROFILE_SECONDS = 20.0
@@ -139,7 +139,7 @@ def changes_numbers(graph: Graph, plan: Plan, ending: Graph | None = None, loss_
     """Say what a plan would change about training other than its speed; nothing if it is exact.
 
     Batch norm over micro-batches, and shares of a loss that they would change, are settings that a user may
-    name, but not what `auto` may choose.
+    name, but not what `auto` may choose. Shares of a network that mixes samples nobody may have.
 
     Args:
         graph: the network with its loss.
@@ -150,11 +150,12 @@ def changes_numbers(graph: Graph, plan: Plan, ending: Graph | None = None, loss_
     parts = micro_batches_of(plan)
     if parts > 1 and any(layer.attributes.get("batch_statistics") for layer in graph):
         return f"batch norm would see {parts} micro-batches instead of the mini-batch"
-    if ending is not None:
-        try:
+    try:
+        check_samples(graph, plan)
+        if ending is not None:
             shared_out(ending, plan, loss_mean)
-        except PlanError as error:
-            return str(error)
+    except PlanError as error:
+        return str(error)
     return ""
 
 

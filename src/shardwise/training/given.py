@@ -9,8 +9,9 @@ from torch import nn
 
 from shardwise.graph import Graph
 from shardwise.graph.foreign import adapt
-from shardwise.plan import Plan, PlanError, micro_batches_of
+from shardwise.plan import Plan, PlanError, Split, Way, micro_batches_of
 from shardwise.training.loss_kind import OTHER, SUM, loss_kind
+from shardwise.training.mixing import mixing_layer
 from shardwise.training.replica_sums import with_replica_sums
 
 Model = nn.Module | Callable[[], nn.Module]
@@ -56,6 +57,37 @@ def shared_out(ending: Graph, plan: Plan, loss_mean: str) -> tuple[Graph, bool]:
             _way_out(plan, parts, summed is not None),
         )
     return ending if summed is None else summed, False
+
+
+def check_samples(graph: Graph, plan: Plan) -> None:
+    """Refuse to share out the mini-batch of a network that mixes samples.
+
+    Args:
+        graph: the network, without or with its loss.
+        plan: how the mini-batch is shared out.
+
+    Raises:
+        PlanError: if a layer other than batch norm needs all samples together.
+    """
+    shares = plan.data * micro_batches_of(plan)
+    layer = mixing_layer(graph) if shares > 1 else None
+    if layer is None:
+        return
+    place = f", {layer.where}" if layer.where else ""
+    raise PlanError(
+        "data" if plan.data > 1 else "micro_batches",
+        f"the layer {layer.name!r} ({layer.op}{place}) mixes the samples of the mini-batch, so {shares} "
+        "shares of it (replicas x micro-batches) would change its values",
+        f"nearest plan that works: {_in_one_piece(plan)}",
+    )
+
+
+def _in_one_piece(plan: Plan) -> Plan:
+    """Return a plan that keeps the mini-batch together; replicas of one stage share its samples."""
+    whole = plan.replace(data=1, micro_batches=1, schedule="1f1b", replication=1)
+    if len(plan.stages) == 1 and plan.stages[0].width == 1:
+        return whole.replace(stages=(Split(Way.BATCH, (plan.data,)),))
+    return whole
 
 
 def _way_out(plan: Plan, parts: int, over_replicas: bool) -> str:

@@ -30,7 +30,7 @@ from shardwise.runtime.rules import Surroundings
 from shardwise.runtime.session import init as join
 from shardwise.runtime.store import Store, fill_boxes
 from shardwise.training.feeds import Need, input_tensors, needs_of, parts_feed, whole_feed
-from shardwise.training.given import Model, made, shared_out
+from shardwise.training.given import Model, check_samples, made, shared_out
 from shardwise.training.inference import Inference
 from shardwise.training.loss_graph import Loss, loss_graph
 from shardwise.training.stage_cuts import stage_cuts
@@ -103,6 +103,7 @@ class Trainer:
         ending = loss_graph(loss, self.network.output_specs, target)
         ending, self._sums = shared_out(ending, self.plan, loss_mean)
         self.graph: Graph = attach(self.network, ending)
+        check_samples(self.graph, self.plan)
         self.notes = check(self.plan, self.graph, self.session.size, self.graph.batch)
         self.notes += self.network.notes if is_whole(self.network) else ()
         self.fabric = Fabric(mesh_of(self.plan))
