@@ -60,6 +60,24 @@ def test_training_goes_on_from_a_saved_state(plan, ranks, tmp_path):
         assert error == 0.0
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("plan", ["stages=2", "stages=2 schedule=gems-mast"])
+def test_the_state_of_adam_is_saved_at_any_time(plan, steps, tmp_path):
+    for error in run_ranks(workers.saved, 2, args=(plan, str(tmp_path / "state"), "adam", steps)):
+        assert error == 0.0
+
+
+def test_a_state_saved_before_the_first_step_starts_without_momentum(tmp_path):
+    for error in run_ranks(workers.saved, 2, args=("data=2", str(tmp_path / "state"), "sgd", 0)):
+        assert error == 0.0
+
+
+def test_a_state_of_another_optimizer_is_refused(tmp_path):
+    for text in run_ranks(workers.loaded_with_another_optimizer, 2, args=(str(tmp_path / "state"),)):
+        assert "exp_avg" in text
+        assert "momentum_buffer" in text
+
+
 def test_a_state_of_another_plan_is_refused(tmp_path):
     for text in run_ranks(workers.loaded_under_another_plan, 2, args=(str(tmp_path / "state"),)):
         assert "data=2" in text

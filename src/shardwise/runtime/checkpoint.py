@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -61,6 +62,7 @@ def load_state(
         )
     if optimizer is not None:
         _start(optimizer)
+        _match(path, store, optimizer)
     state = _weights(store) | _optimizer_tensors(store, optimizer) | _settings(fabric, optimizer)
     with _quiet():
         load(state, checkpoint_id=str(path), no_dist=not dist.is_initialized() or fabric.size == 1)
@@ -87,6 +89,28 @@ def _optimizer_tensors(store: Store, optimizer: torch.optim.Optimizer | None) ->
     return result
 
 
+def _match(path: Path, store: Store, optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer hold state for those parameters that had some when the folder was written.
+
+    Before its first update a parameter has none: momentum then begins with the next gradient.
+    """
+    saved: dict[str, set[str]] = {}
+    for entry in FileSystemReader(path).read_metadata().state_dict_metadata:
+        if entry.startswith("optimizer."):
+            key, _, slice_name = entry.removeprefix("optimizer.").partition(" ")
+            saved.setdefault(slice_name, set()).add(key)
+    for name, parameter in store.named_parameters():
+        found = saved.get(f"{name} {store.boxes[name]}", set())
+        held = {key for key, value in optimizer.state.get(parameter, {}).items() if isinstance(value, Tensor)}
+        if not found:
+            optimizer.state.pop(parameter, None)
+        elif found != held:
+            raise ValueError(
+                f"optimizer: {path} has {', '.join(sorted(found))} of {name}, this trainer's optimizer has "
+                f"{', '.join(sorted(held)) or 'no state'}; load it with the optimizer that it was saved with"
+            )
+
+
 def _settings_key(fabric: Fabric) -> str:
     return f"optimizer.groups {fabric.rank}"
 
@@ -100,7 +124,7 @@ def _settings(fabric: Fabric, optimizer: torch.optim.Optimizer | None) -> dict[s
 
 def _start(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer make its state, by an update that changes nothing."""
-    if optimizer.state:
+    if all(parameter in optimizer.state for group in optimizer.param_groups for parameter in group["params"]):
         return
     kept: list[tuple[nn.Parameter, Tensor, Tensor | None]] = []
     for group in optimizer.param_groups:
