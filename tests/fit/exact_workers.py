@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,16 +33,48 @@ class Centred(nn.Module):
 def mixed(plan: str) -> float | str:
     """Return how far a network that mixes samples is from one device, or why it is refused."""
     torch.manual_seed(0)
-    split = Centred().double()
-    whole = copy.deepcopy(split)
-    x = cases.images(4)[0]
     y = torch.zeros(4, 4, 10, 10, dtype=torch.float64)
+    return deviation(Centred().double(), cases.images(4)[0], y, plan, F.mse_loss)
+
+
+def deviation(model: nn.Module, x: Tensor, y: Tensor, plan: str, loss: Any) -> float | str:
+    """Return how far one step is from one device, or why the plan is refused."""
+    whole = copy.deepcopy(model)
     try:
-        trainer = sw.Trainer(split, (x, y), plan, loss=F.mse_loss)
+        trainer = sw.Trainer(model, (x, y), plan, loss=loss)
     except sw.PlanError as error:
         return str(error)
     found = trainer.step(x, y)
-    wanted = F.mse_loss(whole(x), y)
+    wanted = loss(whole(x), y)
     wanted.backward()
     grads = {name: p.grad for name, p in whole.named_parameters()}
-    return max(abs(found - float(wanted)), cases.error(trainer.gradients(), grads))
+    return max(abs(found / float(wanted) - 1), cases.error(trainer.gradients(), grads))
+
+
+def l1_sum(output: Tensor, target: Tensor) -> Tensor:
+    return F.l1_loss(output, target, reduction="sum")
+
+
+def squares(output: Tensor, target: Tensor) -> Tensor:
+    return ((output - target) ** 2).mean()
+
+
+def kl(output: Tensor, target: Tensor) -> Tensor:
+    return F.kl_div(output, target, reduction="batchmean")
+
+
+BROADCAST = {"l1 sum": l1_sum, "l1": F.l1_loss, "squares": squares, "kl": kl}
+
+
+def broadcast_over_pixels(plan: str, loss: str) -> float | str:
+    """Return how far a loss is from one device whose targets are one number per sample."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 1, 3, padding=1)).double()
+    return deviation(model, cases.images(8)[0], torch.rand(8, 1, 1, 1).double(), plan, BROADCAST[loss])
+
+
+def broadcast_over_samples(plan: str) -> float | str:
+    """Return how far a loss is from one device that compares (n, 1) with (n,), or why it is refused."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(300, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+    return deviation(model, cases.images(8)[0], torch.rand(8).double(), plan, F.mse_loss)

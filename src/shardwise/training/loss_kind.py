@@ -11,10 +11,11 @@ loss: per sample, then summed or averaged over the samples, then only scaled and
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.graph import Graph, Kind, Layer, Source
-from shardwise.program.losses import is_weighed
+from shardwise.graph import Graph, Kind, Layer, Operand, Source
+from shardwise.program.losses import CLASSES, is_summed, is_weighed
 
 CONST, SAMPLES, MEAN, SUM, OTHER = "const", "samples", "mean", "sum", "other"
 _KEEP = frozenset(
@@ -44,20 +45,20 @@ def loss_kind(graph: Graph) -> LossKind:
         if layer.kind is Kind.INPUT:
             kinds[layer.name] = SAMPLES
             continue
-        reads = [kinds[o.source] if o.origin is Source.VALUE else CONST for o in layer.operands]
-        kinds[layer.name] = _kind(layer, twice[layer.name], reads, graph.batch)
+        kinds[layer.name] = _kind(layer, twice[layer.name], kinds, graph.batch)
         if kinds[layer.name] == OTHER and not lost:
             lost = layer.name
     kind = kinds[graph.output_names[0]]
     return LossKind(kind if kind in (MEAN, SUM) else OTHER, lost or graph.output_names[0])
 
 
-def _kind(layer: Layer, twice: Layer, reads: list[str], batch: int) -> str:
+def _kind(layer: Layer, twice: Layer, kinds: Mapping[str, str], batch: int) -> str:
+    reads = [kinds[o.source] if o.origin is Source.VALUE else CONST for o in layer.operands]
     varying = {kind for kind in reads if kind != CONST}
     if not varying:
         return CONST
     if varying == {SAMPLES}:
-        return of_samples(layer, batch)
+        return of_samples(layer, kinds, batch)
     if len(varying) > 1 or OTHER in varying:
         return OTHER
     kind = varying.pop()
@@ -70,19 +71,48 @@ def _kind(layer: Layer, twice: Layer, reads: list[str], batch: int) -> str:
     return OTHER
 
 
-def of_samples(layer: Layer, batch: int) -> str:
-    """Tell what a layer makes of values per sample: values per sample again, their sum, mean or neither."""
+def of_samples(layer: Layer, kinds: Mapping[str, str], batch: int) -> str:
+    """Tell what a layer makes of values per sample: values per sample again, their sum, mean or neither.
+
+    Args:
+        layer: a layer that reads values per sample, and maybe others.
+        kinds: what is known of all values before it.
+        batch: the number of samples.
+    """
+    reads = [o for o in layer.operands if o.origin is Source.VALUE and kinds[o.source] == SAMPLES]
     if layer.kind is Kind.LOSS:
-        if is_weighed(layer):
-            return OTHER
-        return SAMPLES if layer.attributes.get("reduction") == "none" else MEAN
-    if _opaque_by_sample(layer) and layer.shape[0] % batch == 0:
-        return SAMPLES
-    first = next(o for o in layer.operands if o.origin is Source.VALUE)
+        return _built_in(layer, reads)
     if layer.op in ("mean", "sum") and 0 in layer.attributes["dims"]:
         return MEAN if layer.op == "mean" else SUM
-    follows = bool(first.access) and first.access[0].out == 0
+    if _opaque_by_sample(layer):
+        follows = len({o.spec.shape[0] for o in reads}) == 1
+    else:
+        # One operand whose samples lie elsewhere, such as (n,) broadcast to (n, n), is beside other samples.
+        follows = all(o.access and o.access[0].out == 0 for o in reads)
     return SAMPLES if follows and layer.shape and layer.shape[0] % batch == 0 else OTHER
+
+
+def _built_in(layer: Layer, reads: Sequence[Operand]) -> str:
+    """Tell what a built-in loss makes of values per sample."""
+    if is_weighed(layer) or not _side_by_side(layer, reads):
+        return OTHER
+    if layer.attributes["reduction"] == "none":
+        return SAMPLES
+    # The runtime turns sums of losses that it takes apart into means.
+    own_sum = layer.attributes["reduction"] == "sum" and not is_summed(layer)
+    return SUM if own_sum else MEAN
+
+
+def _side_by_side(layer: Layer, reads: Sequence[Operand]) -> bool:
+    """Tell whether a built-in loss reads the samples of all operands along its first dimension."""
+    shapes = [o.spec.shape for o in layer.operands]
+    if layer.op in CLASSES:
+        value, target, *_ = shapes
+        by_class = len(value) > 1 and target in (value, (value[0], *value[2:]))
+        return by_class and all(o in layer.operands[:2] for o in reads)
+    # Elements are broadcast: their dimensions are counted from the last.
+    ndim = max(map(len, shapes))
+    return all(len(o.spec.shape) == ndim > 0 for o in reads) and len({o.spec.shape[0] for o in reads}) == 1
 
 
 def _opaque_by_sample(layer: Layer) -> bool:

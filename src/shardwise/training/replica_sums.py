@@ -54,14 +54,8 @@ def _inserted(loss: Graph, sums: dict[str, str]) -> Graph:
 def _kind(layer: Layer, kinds: dict[str, str], batch: int) -> str:
     reads = {kinds[o.source] for o in layer.operands if o.origin is Source.VALUE}
     if SAMPLES in reads:
-        return of_samples(_by_sample(layer, kinds), batch)
+        return of_samples(layer, kinds, batch)
     return _GLOBAL if _GLOBAL in reads else CONST
-
-
-def _by_sample(layer: Layer, kinds: dict[str, str]) -> Layer:
-    """Put the operands that have samples first: what follows them decides, not a factor for all."""
-    first = [o for o in layer.operands if o.origin is Source.VALUE and kinds[o.source] == SAMPLES]
-    return replace(layer, operands=(*first, *(o for o in layer.operands if o not in first)))
 
 
 def _renamed(operand: Operand, names: dict[str, str]) -> Operand:
