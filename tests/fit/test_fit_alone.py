@@ -26,8 +26,10 @@ from torch.utils.data import (
 import shardwise as sw
 from shardwise.geometry import Box
 from shardwise.graph import capture, capture_loss
+from shardwise.training import trainer as trainer_module
 from shardwise.training.data import Reader, Source
 from shardwise.training.loss_kind import loss_kind
+from shardwise.training.moved import moved
 from shardwise.training.sources import source_of
 
 
@@ -63,6 +65,36 @@ def test_fit_trains_the_users_own_model_like_a_loop_written_by_hand():
     assert history["loss"] == pytest.approx([sum(losses[:3]) / 20, sum(losses[3:]) / 20], abs=1e-12)
     assert cases.error(fitted.state_dict(), own.state_dict()) == 0.0
     assert fitted.training
+
+
+def test_a_model_that_lives_elsewhere_than_the_device_is_trained_there_and_written_back(monkeypatch):
+    # This processor by its number is another device than without, as a first GPU is beside a CPU.
+    device = torch.device("cpu", 0)
+    monkeypatch.setattr(trainer_module, "join", lambda: replace(sw.init(), device=device))
+    trainers = []
+
+    class Keep(sw.Callback):
+        def on_begin(self, trainer):
+            trainers.append(trainer)
+
+    fitted, own = cases.classifier(), cases.classifier()
+    settings = {"loss": F.cross_entropy, "optimizer": cases.sgd, "batch_size": 8, "shuffle": False}
+    sw.fit(fitted, data(), validation=data(6), callbacks=[Keep()], progress=False, **settings)
+    optimizer = cases.sgd(own.named_parameters())
+    for x, y in DataLoader(data(), batch_size=8):
+        optimizer.zero_grad()
+        F.cross_entropy(own(x), y).backward()
+        optimizer.step()
+    assert not trainers[0].is_plain
+    assert trainers[0].store.tensors["0.weight"] is not fitted[0].weight
+    assert cases.error(fitted.state_dict(), own.state_dict()) < 1e-10
+
+
+def test_tensors_of_a_mini_batch_are_brought_to_the_device():
+    x, y = moved(({"a": torch.zeros(2), "kind": "b"}, [torch.ones(2)]), torch.device("meta"))
+    assert x["a"].is_meta
+    assert x["kind"] == "b"
+    assert y[0].is_meta
 
 
 def test_fit_is_as_fast_as_a_loop_written_by_hand():

@@ -18,6 +18,7 @@ from shardwise.training.data import Reader, Shapes, Source, tensors_in
 from shardwise.training.feeds import input_tensors, needs_of
 from shardwise.training.history import History
 from shardwise.training.inference import named_metrics
+from shardwise.training.moved import moved
 from shardwise.training.stream import Stream
 from shardwise.training.told import told
 from shardwise.training.trainer import Trainer
@@ -152,10 +153,10 @@ def evaluate(trainer: Trainer, source: Source | Stream, metrics: Any = None) -> 
     def results() -> Iterable[tuple[Any, Any, int]]:
         for batch in source.batches(reader, everything=first):
             if trainer.is_plain:
-                yield inference.predict(batch.inputs), batch.target, batch.samples
+                outputs = inference.predict(moved(batch.inputs, trainer.device))
             else:
                 outputs = inference.run(batch.shapes[:count], batch.feed, to=0)
-                yield outputs, batch.target, batch.samples
+            yield outputs, moved(batch.target, trainer.device), batch.samples
 
     return inference.measure(results(), metrics)
 

@@ -33,6 +33,7 @@ from shardwise.training.feeds import Need, input_tensors, needs_of, parts_feed, 
 from shardwise.training.given import Model, check_samples, made, shared_out
 from shardwise.training.inference import Inference
 from shardwise.training.loss_graph import Loss, loss_graph
+from shardwise.training.moved import moved
 from shardwise.training.stage_cuts import stage_cuts
 from shardwise.training.unsplit import call_model
 from shardwise.training.whole_model import check_whole, is_whole, network_of, share_buffers
@@ -189,12 +190,14 @@ class Trainer:
         return Reducer(self.store.parameters, wires, self.placement.order, bucket_bytes, self.recorder)
 
     def _alone(self) -> bool:
-        """Tell whether one process can simply call the model: nothing is split, no mask is counted."""
+        """Tell whether one process can simply call the model: nothing is split or copied, no mask counted."""
         counted = any(layer.kind in (Kind.DROPOUT, Kind.OTHER) for layer in self.graph)
         counted = (counted and not is_whole(self.network)) or isinstance(self.model, Foreign)
         alone = self.fabric.size == 1 and micro_batches_of(self.plan) == 1
         simple = self.plan.batch_norm != "deferred" and not self._wants_input_gradients
-        return alone and simple and not counted and not self.recorder.on and not on_meta(self.model)
+        # What lives elsewhere was copied to the device, and the optimizer has the copies.
+        here = all(tensor.device == self.device for tensor in self._state().values())
+        return alone and simple and here and not counted and not self.recorder.on
 
     def _lower(self, shapes: Shapes) -> Lowered:
         if shapes not in self._lowered:
@@ -276,6 +279,7 @@ class Trainer:
         start = time.perf_counter()
         if not self.model.training:
             self.model.train()
+        x, y = moved((x, y), self.device)
         value: Tensor = self.loss(call_model(self.model, x), y)
         (value if self.accumulate == 1 else value / self.accumulate).backward()  # type: ignore[no-untyped-call]
         if updates:

@@ -58,9 +58,12 @@ class WholeState:
     def write_back(self, names: Iterable[str] | None) -> None:
         """Copy what was trained into the user's model, unless that has no data or was trained in place."""
         t = self.trainer
-        if on_meta(t.model) or t.fabric.size == 1:
+        if on_meta(t.model):
             return
         own = self._own()
+        if t.fabric.size == 1:
+            # Alone, what is no copy needs none.
+            own = {name: tensor for name, tensor in own.items() if tensor is not t.store.tensors.get(name)}
         with torch.no_grad():
             wanted = [name for name in (t.placement.held if names is None else names) if name in own]
             for name, tensor in self.stream(wanted, t.store.tensors, None):
