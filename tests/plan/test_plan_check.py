@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hand_graphs import chain, graph, layer
 from shardwise.graph import Kind
+from shardwise.machine import Machine, Node
 from shardwise.plan import Plan, PlanError, check, nearest
 
 NET = graph([layer(f"c{i}", [f"c{i - 1}" if i else "x"], [f"w{i}"], kind=Kind.CONVOLUTION) for i in range(6)])
@@ -34,6 +37,26 @@ def test_a_wrong_number_of_ranks_proposes_the_nearest_plan(line, ranks, proposed
         check(Plan.parse(line), None, ranks)
     assert caught.value.field == "ranks"
     assert nearest_in(caught.value) == Plan.parse(proposed)
+
+
+@pytest.mark.parametrize(
+    ("line", "proposed"),
+    [
+        ("data=9", "data=8"),
+        ("data=4 spatial=3", "data=2 spatial=3"),
+        ("stages=16", "stages=8"),
+        ("stages=8|4|1", "spatial=8"),
+    ],
+)
+def test_a_plan_for_more_ranks_than_the_machine_has_proposes_one_that_fits(line, proposed):
+    machine = replace(Machine.load("dgx-a100"), nodes=2, node=Node(4, 64))
+    with pytest.raises(PlanError, match=r"dgx-a100 has 8 \(2 nodes of 4\)") as caught:
+        check(Plan.parse(line), None, machine=machine)
+    assert caught.value.field == "ranks"
+    assert nearest_in(caught.value) == Plan.parse(proposed)
+    check(Plan.parse(proposed), None, machine=machine)
+    for roomy in (replace(machine, nodes=0), replace(machine, device=replace(machine.device, host=True))):
+        check(Plan.parse(line), None, machine=roomy)
 
 
 @given(

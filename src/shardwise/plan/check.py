@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from shardwise.graph import Graph, Kind, Layer
+from shardwise.machine import Machine
 from shardwise.plan.cutting import choose_cuts
 from shardwise.plan.errors import PlanError
 from shardwise.plan.micro_batches import is_bidirectional, micro_batches_of
@@ -16,7 +17,13 @@ from shardwise.plan.stages import shared_parameters, stage_edges, stage_layers
 _WEIGHTED = (Kind.CONVOLUTION, Kind.TRANSPOSED, Kind.LINEAR)
 
 
-def check(plan: Plan, graph: Graph | None, ranks: int | None = None, batch: int | None = None) -> list[str]:
+def check(
+    plan: Plan,
+    graph: Graph | None,
+    ranks: int | None = None,
+    batch: int | None = None,
+    machine: Machine | None = None,
+) -> list[str]:
     """Return notes on what is allowed but worth knowing.
 
     Args:
@@ -24,6 +31,7 @@ def check(plan: Plan, graph: Graph | None, ranks: int | None = None, batch: int 
         graph: the network, or None to check only what does not depend on it.
         ranks: how many ranks there are.
         batch: the samples of a mini-batch.
+        machine: where it is to run; its accelerators, where nodes are counted, are the most ranks.
 
     Raises:
         PlanError: with the field, the reason and the nearest plan that works, if the plan cannot be used.
@@ -32,6 +40,8 @@ def check(plan: Plan, graph: Graph | None, ranks: int | None = None, batch: int 
     if ranks is not None and plan.ranks != ranks:
         found = f"the plan needs {plan.ranks} ranks ({_sum(plan)}), there are {ranks}"
         raise PlanError("ranks", found, f"nearest plan that works: {nearest(plan, ranks)}")
+    if machine is not None:
+        _check_machine(plan, machine)
     notes = list(_schedule_notes(plan))
     if batch is not None:
         notes += _batch_notes(plan, batch)
@@ -60,6 +70,20 @@ def nearest(plan: Plan, ranks: int) -> Plan:
         if ranks % width == 0:
             return plan.replace(data=ranks // width, stages=plan.stages[:count], cuts=())
     return plan.replace(data=ranks, stages=(Split(),), cuts=())
+
+
+def _check_machine(plan: Plan, machine: Machine) -> None:
+    most = machine.nodes * machine.node.devices
+    # More ranks than cores share them; two ranks on one accelerator are no plan.
+    if not machine.nodes or machine.device.host or plan.ranks <= most:
+        return
+    found = (
+        f"the plan needs {plan.ranks} ranks ({_sum(plan)}), {machine.name} has {most} "
+        f"({machine.nodes} nodes of {machine.node.devices})"
+    )
+    width = plan.ranks // plan.data
+    fitting = plan.replace(data=most // width) if width <= most else nearest(plan, most)
+    raise PlanError("ranks", found, f"nearest plan that works: {fitting}")
 
 
 def _check_schedule(plan: Plan) -> None:
