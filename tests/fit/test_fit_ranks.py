@@ -13,6 +13,7 @@ import fit_workers as workers
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import shardwise as sw
@@ -95,6 +96,13 @@ def test_check_says_that_a_plan_is_exact_and_leaves_the_model_alone(capsys):
     assert "running_mean" in printed
     assert "equal to one device" in printed
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+
+
+def test_check_prints_what_to_know_about_the_comparison(capsys):
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(300, 5)).double()
+    report = sw.check(model, cases.images(4), "data=1", F.cross_entropy)
+    assert report.ok
+    assert "note: 1 dropout layers were switched off" in capsys.readouterr().out
 
 
 def test_check_finds_what_a_plan_changes():

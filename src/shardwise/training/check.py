@@ -109,6 +109,8 @@ def check(
         console = Console(soft_wrap=True)
         console.print(report.table())
         console.print(str(report), highlight=False)
+        for note in report.notes:
+            console.print(f"note: {note}", highlight=False)
     return report
 
 
