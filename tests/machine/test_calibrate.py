@@ -11,13 +11,13 @@ from shardwise.machine import Device, Machine
 from shardwise.oracle import Direction, Roofline, Task
 from shardwise.oracle.moves import move_of
 from shardwise.oracle.price import price_stage
-from shardwise.oracle.profile import Profile
+from shardwise.oracle.profile import Profile, cache_path
 from shardwise.plan import Plan
 from shardwise.program import Regrid
 from shardwise.program.lowered import lower
 from shardwise.runtime.calibrate import calibrate, profile_kernels
 from shardwise.runtime.calibrate.chains import Chain
-from shardwise.runtime.calibrate.device import time_device
+from shardwise.runtime.calibrate.device import device_name, time_device
 from shardwise.runtime.calibrate.network import measure_network, rising
 from shardwise.runtime.calibrate.replay import Replay
 from shardwise.runtime.calibrate.timer import interruptions
@@ -68,12 +68,17 @@ def test_a_rank_times_its_device():
 
 
 @pytest.mark.full  # two jobs of two ranks and every size of message
-def test_a_short_calibration_gives_a_usable_machine(tmp_path):
+def test_a_short_calibration_gives_a_usable_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHARDWISE_CACHE", str(tmp_path / "cache"))
+    stale = cache_path(device_name(), 1)
+    Profile(device_name(), 1, Roofline(machine().device)).save(stale)
     here = calibrate(tmp_path / "here.toml", seconds=4.0, quiet=True)
     assert Machine.load(tmp_path / "here.toml") == here
     assert here.assumed(["device.memory_bandwidth", "tiers.node.point_to_point.table"]) == ()
     assert all(0 < y <= 1 for curve in here.device.efficiency.values() for _, y in curve.points)
     assert here.with_transport("gloo").tier((0, 1)).transport == "gloo"
+    assert here.input_bytes_per_second > 1e7
+    assert not stale.exists()
 
 
 def test_replayed_operations_overwrite_what_the_runtime_overwrites():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import statistics
 import time
@@ -30,8 +31,11 @@ _LINEARS = ((4, 256, 256), (32, 1024, 1024), (128, 2048, 2048))
 _COPY_BYTES = 64 << 20
 
 
-def measure_device(ranks: int, seconds: float) -> Device:
-    """Return what one of `ranks` ranks of this node can do while the others are busy too."""
+def measure_device(ranks: int, seconds: float) -> tuple[Device, float]:
+    """Return what one of `ranks` ranks of this node can do while the others are busy too.
+
+    Beside it the bytes of samples in memory that all of them together put into mini-batches in a second.
+    """
     function = f"{__name__}:time_device"
     found = measure(function, seconds, size=ranks, transport="gloo", seconds=seconds)
     mean = {
@@ -45,7 +49,7 @@ def measure_device(ranks: int, seconds: float) -> Device:
         name: _curve([r["curves"][name] for r in found], peaks["float32"]) for name in found[0]["curves"]
     }
     update = update_link([r["updates"] for r in found])
-    return Device(
+    device = Device(
         name=device_name(),
         peak_flops=peaks,
         memory_bytes=memory_bytes() / ranks,
@@ -62,6 +66,7 @@ def measure_device(ranks: int, seconds: float) -> Device:
         threads=max(1, cores() // ranks),
         host=True,
     )
+    return device, ranks * mean["input"]
 
 
 def device_name() -> str:
@@ -86,6 +91,7 @@ def time_device(seconds: float) -> dict[str, Any]:
     share = seconds / (5 + len(_CONVOLUTIONS) + len(_LINEARS))
     found: dict[str, Any] = {}
     found["memory_bandwidth"] = _together(_copy_rate, share)
+    found["input"] = _together(_input_rate, share / 4)
     found["updates"] = _together(update_times, 2 * share)
     forward, backward = operator_overheads()
     found["overhead_forward_seconds"], found["overhead_backward_seconds"] = forward, backward
@@ -123,6 +129,14 @@ def _agreed(wish: bool) -> bool:
 def _copy_rate(seconds: float) -> float:
     source, target = torch.ones(_COPY_BYTES // 4), torch.empty(_COPY_BYTES // 4)
     return 2 * _COPY_BYTES / repeat(lambda: target.copy_(source), seconds)
+
+
+def _input_rate(seconds: float) -> float:
+    """Return the bytes of samples that are put into mini-batches in a second, none of them in a cache."""
+    sample = torch.ones(3, 224, 224)
+    samples = [sample.clone() for _ in range(_COPY_BYTES // sample.nbytes)]
+    batches = itertools.cycle(samples[i : i + 8] for i in range(0, len(samples) - 7, 8))
+    return 8 * sample.nbytes / repeat(lambda: torch.stack(next(batches)), seconds)
 
 
 def _alone_speedup(seconds: float) -> float:

@@ -14,6 +14,7 @@ from typing import TypeVar
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shardwise.machine import Device, Machine, Node, Tier
+from shardwise.oracle.profile import cache_path
 from shardwise.runtime.calibrate.device import measure_device
 from shardwise.runtime.calibrate.network import measure_network
 from shardwise.runtime.launch import choose_launcher
@@ -50,9 +51,10 @@ def calibrate(
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, disable=quiet, transient=True) as progress:
         share = 0.35 * seconds
-        device: Device = _watched(
+        measured_device: tuple[Device, float] = _watched(
             progress, "computing and memory", share, partial(measure_device, compute, share)
         )
+        device, input_rate = measured_device
         # More ranks than cores wait differently, so they are measured apart.
         crowds = (size, 2 * max(size, cores()))
         each = 0.65 * seconds / len(chosen) / len(crowds)
@@ -71,8 +73,14 @@ def calibrate(
         transport=chosen[0],
         nodes=1,
         description=f"{platform.node()}, {device.name}",
-        sources={"default": measured, "input_bytes_per_second": "assumed: samples are in memory"},
+        input_bytes_per_second=input_rate,
+        sources={
+            "default": measured,
+            "input_bytes_per_second": f"{measured}: samples that lie in memory; storage may be slower",
+        },
     )
+    # Kernels that were measured before belong to the machine as it was then.
+    cache_path(device.name, device.threads).unlink(missing_ok=True)
     if output is not None:
         machine.save(output)
     return machine
