@@ -48,7 +48,7 @@ def clipped(plan: str) -> tuple[float, float, float]:
         optimizer.zero_grad()
         cases.unsplit_step(whole, F.cross_entropy, x, y, trainer.plan)
         norm = float(torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.05))
-        worst = max(worst, abs(norm - trainer.gradient_norm) / norm)
+        worst = cases.worst(worst, abs(norm - trainer.gradient_norm) / norm)
         optimizer.step()
     return cases.error(trainer.state_dict(), whole.state_dict()), worst, norm
 
@@ -69,6 +69,40 @@ def accumulated(plan: str) -> tuple[float, float]:
         (F.cross_entropy(whole(x), y) / 2).backward()
     optimizer.step()
     return unchanged, cases.error(trainer.state_dict(), whole.state_dict())
+
+
+def accumulated_over_epochs(plan: str) -> tuple[float, int]:
+    """Fit with five mini-batches of which two make an update; return the deviation and the updates."""
+    model, whole = cases.classifier(norm=False), cases.classifier(norm=False)
+    x, y = cases.images(18)
+    updates = []
+
+    def counting(named: Any) -> torch.optim.Optimizer:
+        optimizer = cases.sgd(named)
+        optimizer.register_step_post_hook(lambda *_: updates.append(1))
+        return optimizer
+
+    sw.fit(
+        model,
+        TensorDataset(x, y),
+        loss=F.cross_entropy,
+        optimizer=counting,
+        batch_size=4,
+        epochs=2,
+        shuffle=False,
+        accumulate=2,
+        plan=plan,
+        progress=False,
+    )
+    optimizer = cases.sgd(whole.named_parameters())
+    for _ in range(2):
+        for parts in ((0, 4), (8, 12), (16,)):
+            optimizer.zero_grad()
+            for start in parts:
+                part = slice(start, start + 4)
+                (F.cross_entropy(whole(x[part]), y[part]) / len(parts)).backward()
+            optimizer.step()
+    return cases.error(model.state_dict(), whole.state_dict()), len(updates)
 
 
 def overlapped(plan: str) -> tuple[int, int]:
@@ -148,13 +182,13 @@ def predicted(plan: str, batches: tuple[int, ...]) -> float:
     for batch in batches:
         x, _ = cases.images(batch, seed=batch)
         wanted = whole(x).detach()
-        worst = max(worst, float((trainer.predict(x) - wanted).abs().max() / wanted.abs().max()))
+        worst = cases.worst(worst, float((trainer.predict(x) - wanted).abs().max() / wanted.abs().max()))
     data = [cases.images(b, seed=b) for b in batches]
     found = trainer.evaluate(data, {"accuracy": lambda o, t: (o.argmax(1) == t).double().mean()})
     total = sum(b for b in batches)
     wanted_loss = sum(float(F.cross_entropy(whole(x), y)) * len(x) for x, y in data) / total
     right = sum(int((whole(x).argmax(1) == y).sum()) for x, y in data) / total
-    return max(worst, abs(found["loss"] - wanted_loss), abs(found["accuracy"] - right))
+    return cases.worst(worst, abs(found["loss"] - wanted_loss), abs(found["accuracy"] - right))
 
 
 def adam(named: Any) -> torch.optim.Optimizer:
@@ -219,7 +253,7 @@ def local_steps(plan: str) -> tuple[float, int, int]:
     needs = two.needs((x.shape, y.shape))
     parts = [(x, y)[need.input][need.box.slices()].clone() for need in needs]
     found = two.step_local((x.shape, y.shape), parts)
-    error = max(abs(found - wanted), cases.error(two.state_dict(), one.state_dict()))
+    error = cases.worst(abs(found - wanted), cases.error(two.state_dict(), one.state_dict()))
     return error, sum(p.numel() for p in parts), x.numel() + y.numel()
 
 
@@ -502,7 +536,7 @@ def local_norm(plan: str) -> tuple[float, float]:
         for name, parameter in whole.named_parameters():
             parameter.grad = sum(dict(model.named_parameters())[name].grad for model in copies)
         wanted = {name: p.grad for name, p in whole.named_parameters()}
-        gradients = max(gradients, cases.error(trainer.gradients(), wanted))
+        gradients = cases.worst(gradients, cases.error(trainer.gradients(), wanted))
         optimizer.step()
     return gradients, cases.error(trainer.state_dict(), whole.state_dict())
 

@@ -32,6 +32,13 @@ def test_accumulation_updates_with_the_last_step_only(plan, ranks):
         assert after < BOUND
 
 
+@pytest.mark.parametrize(("plan", "ranks"), [("data=1", 1), ("stages=2", 2)])
+def test_what_an_epoch_leaves_over_makes_an_update_of_its_own(plan, ranks):
+    for error, updates in run_ranks(workers.accumulated_over_epochs, ranks, args=(plan,)):
+        assert error < BOUND
+        assert updates == 6
+
+
 @pytest.mark.parametrize("plan", ["data=2", "stages=2 schedule=gems-master replication=2"])
 def test_reduction_starts_before_the_last_backward_ends(plan):
     early, total = zip(*run_ranks(workers.overlapped, 2, args=(plan,)), strict=True)

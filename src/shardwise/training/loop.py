@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar, cast
 
 import torch
@@ -14,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from shardwise.report.progress import Display
 from shardwise.training.callbacks import Callback
-from shardwise.training.data import Reader, Shapes, Source, tensors_in
+from shardwise.training.data import Batch, Reader, Shapes, Source, tensors_in
 from shardwise.training.feeds import input_tensors, needs_of
 from shardwise.training.history import History
 from shardwise.training.inference import named_metrics
@@ -104,11 +105,23 @@ class Loop:
 
     def _steps(self, epoch: int) -> Iterable[tuple[int, float]]:
         trainer, reader = self.trainer, training_reader(self.trainer)
-        for batch in self.source.batches(reader, epoch, self.seed):
+        for batch in self._grouped(self.source.batches(reader, epoch, self.seed)):
             if trainer.is_plain:
                 yield batch.samples, trainer.step(batch.inputs, batch.target)
             else:
                 yield batch.samples, trainer.run(batch.shapes, batch.feed)
+
+    def _grouped(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Let the mini-batches that an epoch leaves over make an update of their own."""
+        asked = self.trainer.accumulate
+        if asked == 1:
+            yield from batches
+            return
+        # How many share an update has to be known before the first of them.
+        while group := list(islice(batches, asked)):
+            self.trainer.accumulate = len(group)
+            yield from group
+        self.trainer.accumulate = asked
 
     def _schedule(self, when: str, value: float) -> None:
         if self.scheduler is None or self.every != when:
