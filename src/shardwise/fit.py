@@ -189,6 +189,7 @@ def _fit(
         loss=loss,
         optimizer=optimizer,
         loss_mean=loss_mean,
+        cut=memory_limit is None,
         machine=machine,
         profile_seconds=profile_seconds,
         show=progress,
@@ -226,12 +227,17 @@ def _resolve(
     loss: Loss,
     optimizer: Optimizer,
     loss_mean: str,
+    cut: bool,
     **asking: Any,
 ) -> Auto:
-    """Return the plan that is meant: as given, with what it leaves open settled, or chosen for this job."""
+    """Return the plan that is meant: as given, with what it leaves open settled, or chosen for this job.
+
+    Where the machine is known stages are `cut` by price, unless the trainer has to within a limit of memory.
+    """
     session = join()
     given = None if plan == "auto" else Plan.parse(plan)
-    if given is not None and given.halo != "auto":
+    uncut = given is not None and len(given.stages) > 1 and not given.cuts
+    if given is not None and given.halo != "auto" and not (uncut and cut):
         return Auto(given)
     if session.size == 1:
         return Auto(given or Plan())

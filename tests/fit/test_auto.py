@@ -71,9 +71,24 @@ def test_an_open_halo_is_settled_the_same_on_all_ranks(machine, tmp_path):
     # A second per message: as few exchanges as possible.
     slow = known.replace(tiers=(Tier("node", 0, Link(1.0, 1e12)),))
     slow.save(tmp_path / "slow.toml")
-    found = run_ranks(workers.settled, 2, args=(str(tmp_path / "slow.toml"),))
+    plan = "spatial=2x1 halo=auto tail=replicate"
+    found = run_ranks(workers.settled, 2, args=(str(tmp_path / "slow.toml"), plan))
     assert found[0] == found[1]
     assert Plan.parse(found[0]).halo not in ("auto", "layer")
+
+
+def test_stages_are_cut_by_price_where_the_machine_is_known(machine, tmp_path):
+    known = Machine.load(machine)
+    # Operations cost nothing here and bytes do, so stages of equal operations are not equal.
+    device = dataclasses.replace(
+        known.device, peak_flops={"float32": 1e18, "float64": 1e18}, memory_bandwidth=1e6
+    )
+    known.replace(device=device).save(tmp_path / "bytes.toml")
+    found = run_ranks(workers.settled, 2, args=(str(tmp_path / "bytes.toml"), "stages=2 micro_batches=4"))
+    assert found[0] == found[1]
+    assert len(Plan.parse(found[0]).cuts) == 1
+    given = run_ranks(workers.settled, 2, args=(str(tmp_path / "bytes.toml"), found[0]))
+    assert given == found
 
 
 def test_the_ranks_of_a_job_measure_together_what_rank_0_asks():
