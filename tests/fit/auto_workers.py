@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import shardwise as sw
@@ -47,11 +48,20 @@ def chosen(machine: str, norm: bool) -> tuple[sw.History, float]:
     return history, cases.error(model.state_dict(), whole.state_dict())
 
 
+def lopsided() -> nn.Module:
+    """All operations in front, all bytes behind."""
+    torch.manual_seed(0)
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)]
+    front = [nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)]
+    return nn.Sequential(*front, *(nn.Tanh() for _ in range(8)), *head).double()
+
+
 def settled(machine: str, plan: str) -> str:
     """Train under a plan that leaves something open; return what it became."""
     settings = {"loss": F.cross_entropy, "optimizer": cases.sgd, "batch_size": 4, "progress": False}
     data = TensorDataset(*cases.images(8))
-    return sw.fit(cases.classifier(norm=False), data, plan=plan, machine=machine, **settings).plan
+    model = lopsided() if "stages" in plan else cases.classifier(norm=False)
+    return sw.fit(model, data, plan=plan, machine=machine, **settings).plan
 
 
 def refused(machine: str) -> str:
