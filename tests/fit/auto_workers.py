@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
