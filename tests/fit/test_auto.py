@@ -14,7 +14,7 @@ from torch import nn
 
 import shardwise as sw
 from ranks import run_ranks
-from shardwise.machine import Device, Link, Machine, Node, Tier
+from shardwise.machine import Curve, Device, Link, Machine, Node, Tier
 from shardwise.oracle import Prediction
 from shardwise.plan import Plan
 from shardwise.runtime.calibrate.here import known_machine, machine_path
@@ -79,15 +79,16 @@ def test_an_open_halo_is_settled_the_same_on_all_ranks(machine, tmp_path):
 
 def test_stages_are_cut_by_price_where_the_machine_is_known(machine, tmp_path):
     known = Machine.load(machine)
-    # Operations cost nothing here and bytes do, so stages of equal operations are not equal.
-    device = dataclasses.replace(
-        known.device, peak_flops={"float32": 1e18, "float64": 1e18}, memory_bandwidth=1e6
+    # Only operations cost anything here; the rule for unknown machines counts bytes too.
+    curves = {"convolution": Curve(((1.0, 1.0),))}
+    slow = dataclasses.replace(
+        known.device, peak_flops={"float64": 1e6}, memory_bandwidth=1e12, efficiency=curves
     )
-    known.replace(device=device).save(tmp_path / "bytes.toml")
-    found = run_ranks(workers.settled, 2, args=(str(tmp_path / "bytes.toml"), "stages=2 micro_batches=4"))
+    known.replace(device=slow).save(tmp_path / "slow.toml")
+    found = run_ranks(workers.settled, 2, args=(str(tmp_path / "slow.toml"), "stages=2 micro_batches=4"))
     assert found[0] == found[1]
     assert len(Plan.parse(found[0]).cuts) == 1
-    given = run_ranks(workers.settled, 2, args=(str(tmp_path / "bytes.toml"), found[0]))
+    given = run_ranks(workers.settled, 2, args=(str(tmp_path / "slow.toml"), found[0]))
     assert given == found
 
 
