@@ -48,7 +48,7 @@ def deviation(model: nn.Module, x: Tensor, y: Tensor, plan: str, loss: Any) -> f
     wanted = loss(whole(x), y)
     wanted.backward()
     grads = {name: p.grad for name, p in whole.named_parameters()}
-    return max(abs(found / float(wanted) - 1), cases.error(trainer.gradients(), grads))
+    return cases.worst(abs(found / float(wanted) - 1), cases.error(trainer.gradients(), grads))
 
 
 def l1_sum(output: Tensor, target: Tensor) -> Tensor:

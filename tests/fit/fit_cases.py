@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -193,14 +194,21 @@ def sgd(named: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
 
 
+def worst(*errors: float) -> float:
+    """Return the largest error; one that is no number is infinite, while `max` would pass over it."""
+    return max(float("inf") if math.isnan(error) else error for error in errors)
+
+
 def error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    """Return the worst deviation relative to each tensor's largest value."""
-    floor = 1e-6 * max(float(t.double().abs().max()) for t in wanted.values())
-    worst = 0.0
+    """Return the worst deviation relative to each tensor's largest value; infinite where one is missing."""
+    if not wanted.keys() <= found.keys():
+        return float("inf")
+    floor = 1e-6 * worst(*(float(t.double().abs().max()) for t in wanted.values()))
+    errors = []
     for name, b in wanted.items():
         scale = max(float(b.double().abs().max()), floor)
-        worst = max(worst, float((found[name].double() - b.double()).abs().max()) / scale)
-    return worst
+        errors.append(float((found[name].double() - b.double()).abs().max()) / scale)
+    return worst(0.0, *errors)
 
 
 def compare(
@@ -225,8 +233,8 @@ def compare(
         optimizer.zero_grad()
         mean = (options or {}).get("loss_mean", "exact")
         wanted = float(unsplit_step(whole, loss, x, y, trainer.plan, mean))
-        losses = max(losses, abs(found - wanted) / max(abs(wanted), 1e-12))
+        losses = worst(losses, abs(found - wanted) / max(abs(wanted), 1e-12))
         grads = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
-        gradients = max(gradients, error(trainer.gradients(), grads))
+        gradients = worst(gradients, error(trainer.gradients(), grads))
         optimizer.step()
     return losses, gradients, error(trainer.state_dict(), copy.deepcopy(whole.state_dict()))

@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 import shardwise as sw
 from ranks import run_ranks
+from shardwise.training.check import _deviations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,6 +104,32 @@ def test_check_prints_what_to_know_about_the_comparison(capsys):
     report = sw.check(model, cases.images(4), "data=1", F.cross_entropy)
     assert report.ok
     assert "note: 1 dropout layers were switched off" in capsys.readouterr().out
+
+
+def test_check_does_not_pass_over_what_is_no_number():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(300, 6), nn.Linear(6, 5)).double()
+    with torch.no_grad():
+        model[1].bias[0] = float("nan")
+    report = sw.check(model, cases.images(4), "data=1", F.cross_entropy, show=False)
+    assert not report.ok
+    assert {row.tensor for row in report.rows if row.error == float("inf")} >= {"value", "weight gradient"}
+    assert "NOT equal" in str(report)
+
+
+def test_check_counts_a_missing_gradient_as_infinitely_far_off():
+    wanted = {"a.weight": torch.ones(2), "a.bias": torch.ones(2), "b.weight": torch.full((2,), torch.nan)}
+    found = {"a.weight": torch.ones(2), "b.weight": torch.ones(2)}
+    rows = {(row.layer, row.tensor): row.error for row in _deviations(found, wanted, "")}
+    assert rows == {("a", "weight"): 0.0, ("a", "bias"): float("inf"), ("b", "weight"): float("inf")}
+
+
+def test_the_errors_of_these_tests_see_what_is_no_number_or_missing():
+    whole, broken = {"a": torch.ones(2), "b": torch.ones(2)}, torch.tensor([1.0, torch.nan])
+    assert cases.error(whole, whole) == 0.0
+    for found in ({"a": torch.ones(2)}, whole | {"a": broken}, whole | {"b": broken}):
+        assert cases.error(found, whole) == float("inf")
+    assert cases.error(whole, whole | {"a": broken}) == float("inf")
+    assert cases.worst(0.0, float("nan"), 0.0) == float("inf")
 
 
 def test_check_finds_what_a_plan_changes():

@@ -11,6 +11,7 @@ from ranks import run_ranks
 from shardwise.runtime import regrid, shared_norm
 from shardwise.runtime.reducer import Reducer
 from shardwise.runtime.wire import LoneWire
+from transparency.compare import errors
 from transparency.harness import Case, compared
 
 CHAIN = Case("deep chain with norms", (2, 3, 21, 18), "spatial=2x1")
@@ -90,3 +91,10 @@ def test_averaged_tile_gradients_are_found() -> None:
     found = run_ranks(with_averaged_tiles, PLAIN.ranks, "mpi4py", (PLAIN,))[0]
     assert found["gradient of 0.weight"] > 0.1
     assert found["gradient of 3.weight"] > 0.1
+
+
+def test_results_that_are_no_numbers_are_found_even_if_one_device_has_them_too() -> None:
+    good, bad = ({"a": torch.full((2,), value)} for value in (1.0, float("nan")))
+    infinite = {"a": torch.full((2,), float("inf"))}
+    for found, expected in ((bad, good), (good, bad), (bad, bad), (infinite, infinite)):
+        assert errors(found, expected, 1.0) == {"a": float("inf")}

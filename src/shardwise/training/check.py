@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,26 +132,31 @@ def _compare(
     trainer = Trainer(split, (x, y), plan, loss=measure)
     found = trainer.step(x, y)
     wanted = float(unsplit_step(whole, measure, x, y, plan))
-    rows = [Deviation("loss", "value", abs(found - wanted) / max(abs(wanted), 1e-12))]
+    rows = [Deviation("loss", "value", _number(abs(found - wanted) / max(abs(wanted), 1e-12)))]
     grads = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
     rows += _deviations(trainer.gradients(), grads, " gradient")
-    buffers = {n: b for n, b in whole.named_buffers() if n in trainer.placement.buffers}
+    buffers = {n: b for n, b in whole.state_dict().items() if n in trainer.placement.buffers}
     rows += _deviations(trainer.state_dict(), buffers, "")
     report = CheckReport(str(plan), wanted, tuple(rows), tolerance, notes)
     return report, trainer.fabric.rank == 0
 
 
 def _deviations(found: dict[str, Tensor], wanted: dict[str, Tensor], what: str) -> list[Deviation]:
-    largest = max((float(t.double().abs().max()) for t in wanted.values() if t.numel()), default=0.0)
+    """Compare tensors by name; one that is missing, or holds what is no number, is infinitely far off."""
+    filled = {name: tensor.double() for name, tensor in wanted.items() if tensor.numel()}
+    largest = max((float(t.abs().max()) for t in filled.values() if bool(t.isfinite().all())), default=0.0)
     rows = []
-    for name, tensor in wanted.items():
-        if name not in found or not tensor.numel():
-            continue
+    for name, tensor in filled.items():
         layer, _, own = name.rpartition(".")
-        scale = max(float(tensor.double().abs().max()), _FLOOR * largest, 1e-300)
-        error = float((found[name].double() - tensor.double()).abs().max()) / scale
-        rows.append(Deviation(layer or "model", own + what, error))
+        scale = max(float(tensor.abs().max()), _FLOOR * largest, 1e-300)
+        apart = (found[name].double() - tensor).abs().max() / scale if name in found else math.inf
+        rows.append(Deviation(layer or "model", own + what, _number(float(apart))))
     return rows
+
+
+def _number(error: float) -> float:
+    """Return an error that can be compared: what is no number is infinite."""
+    return math.inf if math.isnan(error) else error
 
 
 def _double(leaf: Any) -> Any:
