@@ -24,6 +24,7 @@ from shardwise.runtime import reducer
 from shardwise.runtime.materialise import materialise
 from shardwise.runtime.store import Store
 from shardwise.training import stage_cuts
+from shardwise.training import trainer as trainer_module
 
 # A rank loads this file by its path, so its neighbours are not on the way of imports yet.
 sys.path.append(str(Path(__file__).parent))
@@ -512,6 +513,20 @@ def uncaptured() -> dict[str, Any]:
     settings = {"loss": cases.two_losses, "optimizer": cases.sgd, "loss_mean": "exact", "cut": True}
     found["auto"] = str(_resolve("auto", cases.undecided(True), example, 4, **settings).plan)
     return found
+
+
+def packed_on_nodes(plan: str, per_node: int) -> tuple[tuple[int, ...], float, float]:
+    """Train a step as if nodes had so few ranks; return where this rank is, and how far from one device."""
+    x, y = cases.images(4)
+    model, whole = cases.classifier(), cases.classifier()
+    with mock.patch.object(trainer_module, "ranks_per_node", return_value=per_node):
+        trainer = sw.Trainer(model, (x, y), plan, loss=F.cross_entropy, optimizer=cases.sgd)
+    loss = trainer.step(x, y)
+    wanted = F.cross_entropy(whole(x), y)
+    wanted.backward()
+    grads = {name: p.grad for name, p in whole.named_parameters()}
+    place = trainer.fabric.mesh.place(trainer.session.rank)
+    return place, abs(loss / float(wanted) - 1), cases.error(trainer.gradients(), grads)
 
 
 def local_norm(plan: str) -> tuple[float, float]:

@@ -51,6 +51,13 @@ def test_statistics_and_weights_of_two_directions_equal_one_device(plan, ranks):
     assert worst(cases.classifier, cases.images, plan, batches, F.cross_entropy, ranks=ranks) < BOUND
 
 
+def test_groups_that_would_straddle_nodes_are_packed_and_equal_one_device():
+    found = run_ranks(workers.packed_on_nodes, 6, args=("data=2 stages=2x1|1", 4))
+    # The tiles of both replicas come first, so that each pair shares a node of four ranks.
+    assert [place for place, _, _ in found] == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 2)]
+    assert max(cases.worst(*errors) for _, *errors in found) < BOUND
+
+
 @pytest.mark.parametrize("transport", ["mpi4py", "gloo"])
 def test_gradients_summed_early_on_one_rank_and_late_on_another_stay_apart_from_batch_norms(transport):
     for started, gradients in run_ranks(workers.summed_at_other_times, 2, transport, deadline=60):

@@ -196,3 +196,11 @@ def test_what_a_step_does_around_its_actions_is_priced(classified, text, labels)
     walk = Oracle(classified, machine(), Fixed()).walk(Plan.parse(text), 4)
     found = {event.label for events in walk.events.values() for event in events}
     assert found & {"counting targets", "folding statistics"} == labels
+
+
+def test_ranks_are_priced_where_the_trainer_puts_them(trained):
+    walk = Oracle(trained, machine().replace(node=Node(4, 4)), Fixed()).walk(
+        Plan.parse("data=2 stages=2x1|1"), 4
+    )
+    # In their natural order the tiles of the second replica would lie on two nodes of four ranks.
+    assert [walk.mesh.group(replica, 0) for replica in range(2)] == [(0, 1), (2, 3)]

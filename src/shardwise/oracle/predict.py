@@ -103,7 +103,7 @@ class Oracle:
         return self._walks[key]
 
     def _walk(self, plan: Plan, batch: int, replicas: int) -> Walk:
-        check(plan, self.at(batch), batch=batch)
+        check(plan, self.at(batch), batch=batch, machine=self.machine)
         step = self.lowered(plan, batch)
         known: dict[tuple[int, int, int], StageProgram] = {}
 

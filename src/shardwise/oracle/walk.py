@@ -53,7 +53,8 @@ class Walk:
     flags: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.mesh: Mesh = mesh_of(self.lowered.plan)
+        plan, crowd = self.lowered.plan, self.machine.crowd
+        self.mesh: Mesh = mesh_of(plan, crowd if 0 < crowd < plan.ranks else None)
         self.programs = [self.stage_of(s, 0, 0) for s in range(self.mesh.stages)]
         self.simulated = tuple(
             self.mesh.world_rank(r, p) for r in range(self.replicas) for p in range(self.mesh.positions)

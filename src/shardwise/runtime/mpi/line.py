@@ -13,7 +13,6 @@ from torch import Tensor
 from shardwise.runtime.bell import ANSWERED_BYTES
 from shardwise.runtime.errors import StalledError
 from shardwise.runtime.mpi.buffers import memory, readable, settle
-from shardwise.runtime.mpi.group import MPIGroup
 from shardwise.runtime.mpi.library import cuda_aware, load
 from shardwise.runtime.mpi.registration import group_comm, poller
 from shardwise.runtime.mpi.table import Table, fits
@@ -186,7 +185,7 @@ class MPIWire:
 
     def __init__(self, group: Any, ranks: Sequence[int]) -> None:
         self.comm, self.ranks = group_comm(group), tuple(ranks)
-        self.group: MPIGroup = group if group is not None else dist.group.WORLD
+        self.group: Any = group if group is not None else dist.group.WORLD
         # torch sorts the members of a group; a peer is named by its position in `ranks`.
         order = sorted(ranks)
         self.places = [order.index(rank) for rank in ranks]
@@ -197,7 +196,10 @@ class MPIWire:
 
     def table(self) -> Table | None:
         """Return where the group adds small tensors up, if that is better than messages."""
-        return self.group.table() if self.poller.tables else None
+        if not self.poller.tables:
+            return None
+        found: Table | None = self.group.table()
+        return found
 
     def line(self, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str) -> Line:
         """Prepare a set of receives and sends over fixed buffers."""
