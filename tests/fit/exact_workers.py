@@ -78,3 +78,50 @@ def broadcast_over_samples(plan: str) -> float | str:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(300, 6), nn.Tanh(), nn.Linear(6, 1)).double()
     return deviation(model, cases.images(8)[0], torch.rand(8).double(), plan, F.mse_loss)
+
+
+def scaled_loss(output: Tensor, target: tuple[Tensor, Tensor, Any]) -> Tensor:
+    """Mixup: two targets of each sample and the weight of the first."""
+    first, second, weight = target
+    one, other = (F.cross_entropy(output, y, reduction="none") for y in (first, second))
+    return (weight * one + (1 - weight) * other).mean()
+
+
+def mixed_up(plan: str, as_tensor: bool) -> float | str:
+    """Return how far steps with a changing weight are from one device, or why one is refused."""
+    split, whole = cases.classifier(norm=False), cases.classifier(norm=False)
+    x, y = cases.images(4)
+    targets = [(y, y.flip(0), torch.full((4,), w).double() if as_tensor else w) for w in (0.3, 0.9)]
+    trainer = sw.Trainer(split, (x, targets[0]), plan, loss=scaled_loss)
+    trainer.step(x, targets[0])
+    try:
+        found = trainer.step(x, targets[1])
+    except ValueError as error:
+        return str(error)
+    wanted = scaled_loss(whole(x), targets[1])
+    wanted.backward()
+    grads = {name: p.grad for name, p in whole.named_parameters()}
+    return cases.worst(abs(found - wanted.item()), cases.error(trainer.gradients(), grads))
+
+
+def optimized(plan: str, name: str) -> float | str:
+    """Return how far weights are from one device after steps of an optimizer, or why it is refused."""
+    torch.manual_seed(0)
+    split = nn.Sequential(nn.Flatten(), nn.Linear(300, 6, bias=False), nn.Tanh(), nn.Linear(6, 5, bias=False))
+    split = split.double()
+    whole = copy.deepcopy(split)
+    kind = getattr(torch.optim, name)
+    x, y = cases.images(4)
+    try:
+        trainer = sw.Trainer(
+            split, (x, y), plan, loss=F.cross_entropy, optimizer=lambda named: kind([p for _, p in named])
+        )
+    except ValueError as error:
+        return str(error)
+    optimizer = kind(whole.parameters())
+    for _ in range(3):
+        trainer.step(x, y)
+        optimizer.zero_grad()
+        F.cross_entropy(whole(x), y).backward()
+        optimizer.step()
+    return cases.error(trainer.state_dict(), whole.state_dict())

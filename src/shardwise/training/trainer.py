@@ -34,6 +34,9 @@ from shardwise.training.given import Model, check_samples, made, shared_out
 from shardwise.training.inference import Inference
 from shardwise.training.loss_graph import Loss, loss_graph
 from shardwise.training.moved import moved
+from shardwise.training.nodes import ranks_per_node
+from shardwise.training.optimizers import check_optimizer, sliced
+from shardwise.training.plain_numbers import check_numbers, numbers_in
 from shardwise.training.stage_cuts import stage_cuts
 from shardwise.training.unsplit import call_model
 from shardwise.training.whole_model import check_whole, is_whole, network_of, share_buffers
@@ -99,6 +102,7 @@ class Trainer:
         if accumulate < 1:
             raise ValueError(f"accumulate: found {accumulate}; expected at least 1")
         self.input_example, target = example
+        self._numbers = {"x": numbers_in(self.input_example), "y": numbers_in(target)}
         self.network: Graph = network_of(self.model, self.input_example, training=True)
         check_whole(self.network, self.model, self.plan)
         ending = loss_graph(loss, self.network.output_specs, target)
@@ -107,7 +111,7 @@ class Trainer:
         check_samples(self.graph, self.plan)
         self.notes = check(self.plan, self.graph, self.session.size, self.graph.batch)
         self.notes += self.network.notes if is_whole(self.network) else ()
-        self.fabric = Fabric(mesh_of(self.plan))
+        self.fabric = Fabric(mesh_of(self.plan, ranks_per_node(self.session)))
         self.recorder = Recorder(record)
         self._wants_input_gradients = input_gradients
         self._lowered: dict[Shapes, Lowered] = {}
@@ -129,6 +133,8 @@ class Trainer:
         self.inference, self.whole_state = Inference(self), WholeState(self)
         trained = list(self.store.named_parameters())
         self.optimizer = optimizer(trained) if optimizer is not None and trained else None
+        if self.optimizer is not None:
+            check_optimizer(self.optimizer, sliced(self.placement, self.graph.frozen))
         self.step_seconds: list[float] = []
         self.prediction: Prediction | None = None
         self.measured: Measured | None = None
@@ -218,6 +224,8 @@ class Trainer:
         """Train on one global mini-batch, the same on every rank; return the global mean loss."""
         if self.is_plain:
             return self._plain_step(x, y)
+        for field, tree in (("x", x), ("y", y)):
+            check_numbers(field, tree, self._numbers[field])
         tensors = [*input_tensors(self.model, x), *(t for t in leaves(y) if isinstance(t, Tensor))]
         shapes = tuple(tuple(t.shape) for t in tensors)
         return self.run(shapes, whole_feed(self.graph, tensors))

@@ -1,0 +1,49 @@
+"""What a trainer refuses because it would train on to something else, and that the rest equals one device."""
+
+from __future__ import annotations
+
+import exact_workers as workers
+import pytest
+
+from ranks import run_ranks
+
+BOUND = 1e-10
+
+
+@pytest.mark.parametrize("plan", ["data=2", "stages=2 micro_batches=2", "spatial=2x1"])
+def test_plain_numbers_that_change_are_refused_and_tensors_are_not(plan):
+    for said in run_ranks(workers.mixed_up, 2, args=(plan, False)):
+        assert said.startswith("y: found the plain numbers [0.9], the example had [0.3]")
+        assert "as a tensor with one value per sample" in said
+    for error in run_ranks(workers.mixed_up, 2, args=(plan, True)):
+        assert error < BOUND
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Muon"])
+@pytest.mark.parametrize("plan", ["filter=2", "channel=2"])
+def test_an_optimizer_that_reads_whole_tensors_is_refused_slices(name, plan):
+    for said in run_ranks(workers.optimized, 2, args=(plan, name)):
+        assert f"optimizer: {name} updates an element by more" in said
+        assert "1.weight" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("Adafactor", "data=2"),
+        ("Muon", "data=2"),
+        ("Muon", "stages=2 cuts=2"),
+        ("NAdam", "filter=2"),
+        ("Rprop", "channel=2"),
+    ],
+)
+def test_an_optimizer_that_has_all_it_reads_equals_one_device(name, plan):
+    for error in run_ranks(workers.optimized, 2, args=(plan, name)):
+        # Muon orthogonalises in 16 bits, where the last bits of gradients count for more.
+        assert error < (1e-2 if name == "Muon" else BOUND)
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("data=1", 1), ("data=2", 2), ("stages=2 cuts=2", 2)])
+def test_an_optimizer_that_wants_to_run_the_model_is_refused(plan, ranks):
+    for said in run_ranks(workers.optimized, ranks, args=(plan, "LBFGS")):
+        assert "LBFGS.step needs a closure" in said
