@@ -125,3 +125,29 @@ def optimized(plan: str, name: str) -> float | str:
         F.cross_entropy(whole(x), y).backward()
         optimizer.step()
     return cases.error(trainer.state_dict(), whole.state_dict())
+
+
+def tracked_instances(plan: str) -> float:
+    """Return how far weights and running statistics of instance norms are from one device."""
+    torch.manual_seed(0)
+    split = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+        nn.Tanh(),
+        nn.Conv2d(4, 6, 3, padding=1),
+        nn.InstanceNorm2d(6, momentum=0.3, track_running_stats=True),
+        nn.Flatten(),
+        nn.Linear(600, 5),
+    ).double()
+    whole = copy.deepcopy(split)
+    trainer = sw.Trainer(split, cases.images(5), plan, loss=F.cross_entropy, optimizer=cases.sgd)
+    optimizer = cases.sgd(whole.named_parameters())
+    for seed in range(2):
+        x, y = cases.images(5, seed=seed)
+        trainer.step(x, y)
+        optimizer.zero_grad()
+        # Deferred statistics are those of the whole mini-batch.
+        deferred = trainer.plan.batch_norm == "deferred"
+        cases.unsplit_step(whole, F.cross_entropy, x, y, sw.Plan() if deferred else trainer.plan)
+        optimizer.step()
+    return cases.error(trainer.state_dict(), whole.state_dict())

@@ -1,4 +1,4 @@
-"""Running statistics of batch norm, folded at the end of a step as one device would have folded them.
+"""Running statistics of norms, folded at the end of a step as one device would have folded them.
 
 One device updates its running statistics r once per micro-batch, in order; with momentum f
 
@@ -27,6 +27,7 @@ from shardwise.geometry import Box
 from shardwise.graph import Layer
 from shardwise.plan import Direction, direction_of
 from shardwise.program.lowered import Lowered
+from shardwise.program.norms import has_statistics
 from shardwise.program.ops import Regrid, StageProgram
 from shardwise.runtime.fabric import Fabric
 from shardwise.runtime.store import Store
@@ -58,7 +59,7 @@ def tracked(program: StageProgram) -> list[Tracked]:
     """Return the running statistics that a forward pass of a stage updates, in order."""
     found: dict[str, Tracked] = {}
     for op in program.ops:
-        if isinstance(op, Regrid) or not op.layer.attributes.get("batch_statistics"):
+        if isinstance(op, Regrid) or not has_statistics(op.layer):
             continue
         names = {operand.role: operand.source for operand in op.layer.operands}
         if "running_mean" in names:
@@ -210,7 +211,8 @@ class Ledger:
         if self.lowered.plan.batch_norm == "deferred":
             rows_of_each = self.lowered.graph[entry.layer.name].shape[0] // self.lowered.batch
             counts = [self._samples(m) * rows_of_each * entry.pixels for m in used]
-            rows = _whole(rows[used].double() / _gained(entry), counts).to(rows.dtype).unsqueeze(0)
+            join = _whole if entry.layer.attributes.get("batch_statistics") else _mean
+            rows = join(rows[used].double() / _gained(entry), counts).to(rows.dtype).unsqueeze(0)
             steps = [(0, 1)]
         else:
             steps = [(m, entry.calls) for m in used]
@@ -232,6 +234,12 @@ class Ledger:
 def _gained(entry: Tracked) -> float:
     """Return how much of the new statistics a scratch buffer holds after a forward pass."""
     return 1.0 if entry.momentum is None else 1.0 - (1.0 - entry.momentum) ** entry.calls
+
+
+def _mean(rows: Tensor, counts: list[int]) -> Tensor:
+    """Join what instance norm keeps of several parts: means over their samples."""
+    weights = torch.tensor(counts, dtype=torch.float64, device=rows.device)
+    return torch.tensordot(weights / weights.sum(), rows, 1)
 
 
 def _whole(rows: Tensor, counts: list[int]) -> Tensor:

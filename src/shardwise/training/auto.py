@@ -17,6 +17,7 @@ from shardwise.machine import Machine
 from shardwise.oracle import Oracle, Prediction, choose
 from shardwise.oracle.settle import settle
 from shardwise.plan import Plan, PlanError, micro_batches_of
+from shardwise.program.norms import updates_buffers
 from shardwise.runtime.calibrate.crew import crew, share
 from shardwise.runtime.calibrate.here import known_machine, measured_machine
 from shardwise.runtime.session import Session
@@ -148,8 +149,13 @@ def changes_numbers(graph: Graph, plan: Plan, ending: Graph | None = None, loss_
         loss_mean: what the user accepts of the loss.
     """
     parts = micro_batches_of(plan)
-    if parts > 1 and any(layer.attributes.get("batch_statistics") for layer in graph):
-        return f"batch norm would see {parts} micro-batches instead of the mini-batch"
+    for layer in graph if parts > 1 else ():
+        # An instance norm that tracks statistics updates them once per micro-batch.
+        if layer.attributes.get("batch_statistics") or (
+            layer.op == "instance_norm" and updates_buffers(layer)
+        ):
+            name = layer.op.replace("_", " ")
+            return f"{name} would see {parts} micro-batches instead of the mini-batch"
     try:
         check_samples(graph, plan)
         if ending is not None:
