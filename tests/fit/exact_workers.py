@@ -151,3 +151,13 @@ def tracked_instances(plan: str) -> float:
         cases.unsplit_step(whole, F.cross_entropy, x, y, sw.Plan() if deferred else trainer.plan)
         optimizer.step()
     return cases.error(trainer.state_dict(), whole.state_dict())
+
+
+def under_autocast(plan: str) -> float:
+    """Take a step within autocast, whose layers make other numbers than were planned."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(256, 5))
+    x, y = cases.images(4)
+    trainer = sw.Trainer(model, (x.float(), y), plan, loss=F.cross_entropy)
+    with torch.autocast("cpu", torch.bfloat16):
+        return trainer.step(x.float(), y)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import exact_workers as workers
 import pytest
 
-from ranks import run_ranks
+from ranks import RankError, run_ranks
 
 BOUND = 1e-10
 
@@ -47,3 +47,10 @@ def test_an_optimizer_that_has_all_it_reads_equals_one_device(name, plan):
 def test_an_optimizer_that_wants_to_run_the_model_is_refused(plan, ranks):
     for said in run_ranks(workers.optimized, ranks, args=(plan, "LBFGS")):
         assert "LBFGS.step needs a closure" in said
+
+
+@pytest.mark.parametrize("plan", ["stages=2 cuts=1", "stages=2 cuts=1 micro_batches=2"])
+def test_a_value_of_another_precision_than_planned_is_refused_where_it_is_sent(plan):
+    said = r"0 of micro-batch 0: found torch.bfloat16, the model was captured with torch.float32"
+    with pytest.raises(RankError, match=said):
+        run_ranks(workers.under_autocast, 2, args=(plan,))

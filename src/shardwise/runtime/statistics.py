@@ -239,7 +239,7 @@ def _gained(entry: Tracked) -> float:
 def _mean(rows: Tensor, counts: list[int]) -> Tensor:
     """Join what instance norm keeps of several parts: means over their samples."""
     weights = torch.tensor(counts, dtype=torch.float64, device=rows.device)
-    return torch.tensordot(weights / weights.sum(), rows, 1)
+    return (rows * (weights / weights.sum()).view(-1, 1, 1)).sum(0)
 
 
 def _whole(rows: Tensor, counts: list[int]) -> Tensor:

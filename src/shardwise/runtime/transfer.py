@@ -49,6 +49,13 @@ class Transfer:
 
     def send(self, tensor: Tensor, micro_batch: int) -> None:
         """Start the messages of one micro-batch; the tensor must not be written to any more."""
+        if tensor.dtype != self.dtype:
+            # The other end has buffers of the planned size: bytes of another type would mean other numbers.
+            raise ValueError(
+                f"{self.what} of micro-batch {micro_batch}: found {tensor.dtype}, the model was captured "
+                f"with {self.dtype}; leave torch.autocast out of the step, and convert the model and its inputs "
+                "instead, before the trainer is made"
+            )
         self.sent = [entry for entry in self.sent if not entry[0].done()]
         for i, m in enumerate(self.leaving):
             piece = tensor if m.box == self.held else tensor[m.box.slices(self.held)]

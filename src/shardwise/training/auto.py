@@ -151,9 +151,8 @@ def changes_numbers(graph: Graph, plan: Plan, ending: Graph | None = None, loss_
     parts = micro_batches_of(plan)
     for layer in graph if parts > 1 else ():
         # An instance norm that tracks statistics updates them once per micro-batch.
-        if layer.attributes.get("batch_statistics") or (
-            layer.op == "instance_norm" and updates_buffers(layer)
-        ):
+        tracked = layer.op == "instance_norm" and updates_buffers(layer)
+        if tracked or layer.attributes.get("batch_statistics"):
             name = layer.op.replace("_", " ")
             return f"{name} would see {parts} micro-batches instead of the mini-batch"
     try:
