@@ -161,3 +161,23 @@ def under_autocast(plan: str) -> float:
     trainer = sw.Trainer(model, (x.float(), y), plan, loss=F.cross_entropy)
     with torch.autocast("cpu", torch.bfloat16):
         return trainer.step(x.float(), y)
+
+
+class Unpooled(nn.Module):
+    """Pool with the places of the largest, and put them back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, places = self.pool(self.first(x))
+        return self.last(self.unpool(torch.tanh(x), places))
+
+
+def unpooled(plan: str) -> float | str:
+    """Return how far a network with a layer of two results is from one device, or why a cut is refused."""
+    torch.manual_seed(0)
+    y = torch.zeros(4, 4, 10, 10, dtype=torch.float64)
+    return deviation(Unpooled().double(), cases.images(4)[0], y, plan, F.mse_loss)

@@ -54,3 +54,18 @@ def test_a_value_of_another_precision_than_planned_is_refused_where_it_is_sent(p
     said = r"0 of micro-batch 0: found torch.bfloat16, the model was captured with torch.float32"
     with pytest.raises(RankError, match=said):
         run_ranks(workers.under_autocast, 2, args=(plan,))
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks"),
+    [("stages=2 cuts=pool", 2), ("stages=2 cuts=tanh", 2), ("stages=4", 4), ("stages=2 micro_batches=2", 2)],
+)
+def test_stages_around_a_layer_of_several_results_equal_one_device(plan, ranks):
+    for error in run_ranks(workers.unpooled, ranks, args=(plan,)):
+        assert error < BOUND
+
+
+def test_a_cut_between_a_layer_of_several_results_and_its_readers_is_refused():
+    for said in run_ranks(workers.unpooled, 2, args=("stages=2 cuts=pool.0",)):
+        assert "the layer 'pool' returns several tensors" in said
+        assert "cut before 'pool', or before 'tanh'" in said

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import time
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hand_graphs import chain, graph, layer
+from hand_graphs import IMAGE, chain, graph, layer
 from shardwise.graph import TensorSpec
 from shardwise.plan import Plan, PlanError, choose_cuts, cut, cuts_from_counts, cuts_from_names, stage_layers
 from shardwise.plan.cutting import earliest_cut
@@ -150,6 +151,35 @@ def test_names_that_are_numbers_are_told_from_counts_by_their_number():
     assert choose_cuts(net, Plan.parse("stages=2 cuts=1,2")) == (2,)
     with pytest.raises(PlanError, match="2 names of first layers, or 3 counts"):
         choose_cuts(net, Plan.parse("stages=3 cuts=2"))
+
+
+def with_a_nested_result(flops=(1000, 1000, 1000)):
+    """A layer of two tensors, two layers that take it apart, and one that reads both."""
+    before, nested, last = flops
+    both = dataclasses.replace(layer("pool", ["a"], flops=nested), outputs=(IMAGE, IMAGE))
+    parts = [layer("pool.0", ["pool"], flops=1), layer("pool.1", ["pool"], flops=1)]
+    return graph(
+        [layer("a", ["x"], flops=before), both, *parts, layer("b", ["pool.0", "pool.1"], flops=last)]
+    )
+
+
+@pytest.mark.parametrize("cuts", ["pool.0", "pool.1", "2,3", "3,2"])
+def test_a_cut_through_a_nested_result_is_refused_by_name(cuts):
+    with pytest.raises(PlanError, match=r"'pool' returns several.* cut before 'pool', or before 'b'"):
+        choose_cuts(with_a_nested_result(), Plan.parse(f"stages=2 cuts={cuts}"))
+
+
+def test_no_cut_goes_through_a_nested_result():
+    net = with_a_nested_result()
+    assert choose_cuts(net, Plan.parse("stages=2 cuts=pool")) == (2,)
+    assert choose_cuts(net, Plan.parse("stages=2 cuts=4,1")) == (5,)
+    assert choose_cuts(net, Plan.parse("stages=3")) == (2, 5)
+    for flops in itertools.product((1, 10**9), repeat=3):
+        assert set(choose_cuts(with_a_nested_result(flops), Plan.parse("stages=2"))) <= {2, 5}
+    uneven = choose_cuts(net, Plan.parse("stages=2"), cost=lambda la: 9.0 if la.name == "pool.1" else 1.0)
+    assert uneven in ((2,), (5,))
+    with pytest.raises(PlanError, match="4 stages for 3 layers"):
+        choose_cuts(net, Plan.parse("stages=4"))
 
 
 def test_balanced_cuts_follow_time_and_width():

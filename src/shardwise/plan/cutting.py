@@ -115,8 +115,9 @@ def choose_cuts(
     stages = len(plan.stages)
     places, costs, boundary = _problem(graph)
     if plan.cuts and len(plan.cuts) == stages and all(c.isdecimal() for c in plan.cuts):
-        counted = cuts_from_counts(len(places), [int(c) for c in plan.cuts])
-        return tuple(places[i] for i in counted)
+        every = _places(graph)
+        counted = cuts_from_counts(len(every), [int(c) for c in plan.cuts])
+        return _taken_apart(graph, [every[i] for i in counted])
     if plan.cuts:
         if len(plan.cuts) != stages - 1:
             raise PlanError(
@@ -124,12 +125,12 @@ def choose_cuts(
                 f"{len(plan.cuts)} entries for {stages} stages",
                 f"give {stages - 1} names of first layers, or {stages} counts of layers",
             )
-        return cuts_from_names(graph, plan.cuts)
+        return _taken_apart(graph, cuts_from_names(graph, plan.cuts))
     if stages == 1:
         return ()
     room = room_of(graph, plan, places, memory_limit) if memory_limit is not None else None
     found = cut(
-        costs if cost is None else [cost(graph.layers[i]) for i in places],
+        costs if cost is None else _costs(graph, places, cost),
         stages,
         memory=room.values if room else None,
         memory_limit=room.limit if room else None,
@@ -159,7 +160,8 @@ def earliest_cut(graph: Graph, width: int, singles: int) -> int:
     return places[min(int(np.searchsorted(balance.sums, rest * (1 - 1e-9))), len(places) - 1)]
 
 
-# Places, costs and costs of boundaries of a network; plans by the thousand ask for the same ones.
+# Where stages may begin, costs from there to the next, and costs of boundaries of a network; plans by the
+# thousand ask for the same ones.
 _Problem = tuple[list[int], list[float], list[float]]
 _problems: dict[int, tuple[weakref.ref[Graph], _Problem]] = {}
 
@@ -167,11 +169,19 @@ _problems: dict[int, tuple[weakref.ref[Graph], _Problem]] = {}
 def _problem(graph: Graph) -> _Problem:
     key = id(graph)
     if key not in _problems or _problems[key][0]() is not graph:
-        places, crossing = _places(graph), crossing_bytes(graph)
+        inside = _inside_results(graph)
+        places, crossing = [i for i in _places(graph) if i not in inside], crossing_bytes(graph)
         boundary = [2 * FLOPS_PER_BYTE * crossing[i] for i in places[1:]]
-        made = (places, [layer_cost(graph.layers[i]) for i in places], boundary)
+        made = (places, _costs(graph, places, layer_cost), boundary)
         _problems[key] = (weakref.ref(graph, lambda _: _problems.pop(key, None)), made)
     return _problems[key][1]
+
+
+def _costs(graph: Graph, places: Sequence[int], cost: Callable[[Layer], float]) -> list[float]:
+    """Return the cost of all layers from each place to the next."""
+    spans = itertools.pairwise([*places, len(graph.layers)])
+    parts = ([layer for layer in graph.layers[a:b] if layer.kind is not Kind.INPUT] for a, b in spans)
+    return [sum(map(cost, part)) for part in parts]
 
 
 def layer_cost(layer: Layer) -> float:
@@ -218,6 +228,35 @@ def _find(graph: Graph, name: str) -> int:
 def _places(graph: Graph) -> list[int]:
     """Return the positions of the layers that stages are made of."""
     return [i for i, layer in enumerate(graph.layers) if layer.kind is not Kind.INPUT]
+
+
+def _inside_results(graph: Graph) -> dict[int, str]:
+    """Return the positions at which a nested result is not taken apart yet, and who made it.
+
+    Only single tensors travel between stages.
+    """
+    found: dict[int, str] = {}
+    for layer in graph.layers:
+        readers = graph.readers[layer.name] if len(layer.outputs) > 1 else ()
+        last = max((graph.index[name] for name in readers), default=0)
+        found |= dict.fromkeys(range(graph.index[layer.name] + 1, last + 1), layer.name)
+    return found
+
+
+def _taken_apart(graph: Graph, cuts: Sequence[int]) -> tuple[int, ...]:
+    """Return given cuts, or say which of them parts a nested result from those who take it apart."""
+    inside = _inside_results(graph)
+    for at in cuts:
+        if at in inside:
+            behind = next((i for i in range(at, len(graph.layers)) if i not in inside), None)
+            after = "" if behind is None else f", or before {graph.layers[behind].name!r}"
+            raise PlanError(
+                "cuts",
+                f"the layer {inside[at]!r} returns several tensors, and {graph.layers[at].name!r} takes them "
+                "apart: a cut between them would send all in one",
+                f"cut before {inside[at]!r}{after}",
+            )
+    return tuple(cuts)
 
 
 def crossing_bytes(graph: Graph) -> list[int]:

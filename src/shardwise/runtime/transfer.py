@@ -53,8 +53,8 @@ class Transfer:
             # The other end has buffers of the planned size: bytes of another type would mean other numbers.
             raise ValueError(
                 f"{self.what} of micro-batch {micro_batch}: found {tensor.dtype}, the model was captured "
-                f"with {self.dtype}; leave torch.autocast out of the step, and convert the model and its inputs "
-                "instead, before the trainer is made"
+                f"with {self.dtype}; leave torch.autocast out of the step, and convert the model and its "
+                "inputs instead, before the trainer is made"
             )
         self.sent = [entry for entry in self.sent if not entry[0].done()]
         for i, m in enumerate(self.leaving):
