@@ -38,6 +38,10 @@ def sums(ranks: tuple[int, ...]) -> dict[str, object] | None:
         for pending in started:
             pending.wait()
         found["both"] = [first.tolist(), second.tolist()]
+        turned = torch.arange(6.0).view(2, 3)
+        turned = turned.t().contiguous().t() if rank == ranks[0] else turned
+        wire.all_reduce(turned)
+        found["turned"] = turned.tolist()
         whole = torch.ones(table.PART_BYTES // 4 + 1)
         found["large"] = type(wire.start_all_reduce(whole, "a sum", in_turn=True)).__name__
         return found
@@ -58,6 +62,8 @@ def test_small_sums_are_equal_to_the_last_bit_on_all_ranks(size: int, ranks: tup
             assert torch.equal(found[f"sum {turn}"], found[f"right {turn}"])
         assert found["kinds"] == ["OnTable", "MPIPending"]
         assert found["both"] == [[len(ranks)] * 4, [2.0 * len(ranks)] * 4]
+        # One rank keeps its part column by column; all take the same way all the same.
+        assert found["turned"] == (len(ranks) * torch.arange(6.0).view(2, 3)).tolist()
         assert found["large"] == "MPIPending"
 
 

@@ -53,7 +53,7 @@ class Table:
         self.free = False
         self._count += 1
         mine, _ = self._view(tensor)
-        mine.copy_(tensor.view(-1))
+        mine.copy_(tensor.reshape(-1))
         with self._fence:  # what was laid down is seen before the count
             self._counts[self._rank] = self._count
         with self._fence:  # and the count before those of others are looked at
@@ -67,7 +67,7 @@ class Table:
 
     def add(self, tensor: Tensor) -> None:
         """Put the sum of all parts into the tensor."""
-        torch.sum(self._view(tensor)[1], 0, out=tensor.view(-1))
+        tensor.copy_(torch.sum(self._view(tensor)[1], 0).view(tensor.shape))
         self.free = True
 
     def _view(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,9 +81,11 @@ class Table:
 
 
 def fits(tensor: Tensor) -> bool:
-    """Tell whether a tensor is small and plain enough for a table; the same on all ranks."""
-    alike = tensor.is_cpu and tensor.is_contiguous() and tensor.dtype in _DTYPES
-    return alike and 0 < tensor.nbytes <= PART_BYTES
+    """Tell whether a tensor is small and plain enough for a table.
+
+    Only by what is the same on all ranks: how each of them keeps it in memory is not.
+    """
+    return tensor.is_cpu and tensor.dtype in _DTYPES and 0 < tensor.nbytes <= PART_BYTES
 
 
 def lay_table(comm: Any, ranks: Sequence[int], me: int, poller: Poller) -> Table | None:
