@@ -76,10 +76,10 @@ def test_messages_start_before_the_weight_gradient() -> None:
     order: list[str] = []
     sums, weights = ThreadWire.start_all_reduce, weights_later.Note.__call__
 
-    def start(self: ThreadWire, tensor: Tensor, what: str) -> object:
+    def start(self: ThreadWire, tensor: Tensor, what: str, *, in_turn: bool) -> object:
         if self.rank == 0:
             order.append(f"{what}")
-        return sums(self, tensor, what)
+        return sums(self, tensor, what, in_turn=in_turn)
 
     def work(self: weights_later.Note) -> None:
         order.append("weights")
