@@ -107,8 +107,8 @@ def _measured(
     predicted = [oracle.predict(text, subject.batch) for text in texts]
     # Two thirds of the memory that the ranks share: the rest is for what they do not share out.
     limit = 0.66 * machine.device.memory_bytes * machine.node.devices / ranks
-    # The computations on their own have weights too.
-    sizes = [p.peak_bytes + int(max(m["weights"] for m in p.peak_bytes_by_category)) for p in predicted]
+    # The computations on their own have weights, gradients and activations too.
+    sizes = [2 * p.peak_bytes for p in predicted]
     trials = [Trial(subject, text) for text in texts]
     transport = machine.transport or "gloo"
     measured, timed = measure_trials(trials, ranks, transport, repeats, sizes, limit, memory, chains)
