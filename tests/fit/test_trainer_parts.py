@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ranks import run_ranks
+from shardwise.runtime.poller import cores
 
 BOUND = 1e-10
 
@@ -44,6 +45,12 @@ def test_reduction_starts_before_the_last_backward_ends(plan):
     early, total = zip(*run_ranks(workers.overlapped, 2, args=(plan,)), strict=True)
     assert min(total) > 2
     assert min(early) >= 2
+
+
+def test_threads_that_add_gradients_up_wait_for_free_cores():
+    early, total = zip(*run_ranks(workers.overlapped, 2, "gloo", args=("data=2",)), strict=True)
+    assert min(total) > 2
+    assert max(early) == 0 if cores() <= 2 else min(early) >= 2
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,9 @@ class Walk:
         plan, crowd = self.lowered.plan, self.machine.crowd
         self.mesh: Mesh = mesh_of(plan, crowd if 0 < crowd < plan.ranks else None)
         self.programs = [self.stage_of(s, 0, 0) for s in range(self.mesh.stages)]
+        # As the trainer does: sums by Gloo's threads wait until the cores that they need are free.
+        busy = max(crowd, 1) * self.machine.device.threads >= self.machine.node.cores
+        self.early = not (self.machine.transport == "gloo" and self.machine.device.host and busy)
         self.simulated = tuple(
             self.mesh.world_rank(r, p) for r in range(self.replicas) for p in range(self.mesh.positions)
         )
@@ -147,7 +150,7 @@ class Walk:
                     yield from self._backward(segment, action, replica)
                     if adds and segment.later_seconds:
                         yield Event(Kind.WORK, segment.later_seconds, "backward", "adding gradients")
-                    if final:
+                    if final and self.early:
                         for number, bucket in pending:
                             missing[number].difference_update(segment.ready)
                             if not missing[number] and number not in started:

@@ -1,10 +1,13 @@
-"""What may be computed while messages between tiles travel: a choice of the user or of the device."""
+"""What may be computed while messages travel: a choice of the user, the device or the transport."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+
+from shardwise.runtime.poller import cores
+from shardwise.runtime.session import Session
 
 
 @dataclass(frozen=True)
@@ -35,3 +38,13 @@ def overlap_of(name: str, device: torch.device) -> Overlap:
     if name not in _NAMED:
         raise ValueError(f"overlap: found {name!r}; expected auto, {', '.join(_NAMED)}")
     return _NAMED[name]
+
+
+def sums_early(session: Session) -> bool:
+    """Tell whether sums of gradients start during backward, or behind it.
+
+    Gloo adds up in threads of its own. Where every core computes they take turns with it, which costs more
+    than it hides; over MPI the rank itself moves the messages between its computations.
+    """
+    busy = session.place.local_size * session.threads >= cores()
+    return not (session.backend == "gloo" and session.device.type == "cpu" and busy)

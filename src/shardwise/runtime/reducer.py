@@ -135,6 +135,7 @@ class Reducer:
         order: Sequence[Sequence[str]],
         bucket_bytes: int = BUCKET_BYTES,
         recorder: Recorder | None = None,
+        early: bool = True,
     ) -> None:
         """Prepare the buckets.
 
@@ -144,7 +145,9 @@ class Reducer:
             order: the parameter names of each stage in the order in which backward completes them.
             bucket_bytes: how much to gather before a reduction is started.
             recorder: is told when each reduction starts.
+            early: start sums while backward goes on, not behind it.
         """
+        self.early = early
         self.recorder = recorder or Recorder()
         self.lines: dict[int, _Line] = {}
         self.of: dict[str, tuple[_Line, _Bucket]] = {}
@@ -182,7 +185,8 @@ class Reducer:
         if name in self.of:
             line, bucket = self.of[name]
             bucket.waiting.discard(name)
-            line.launch_complete()
+            if self.early:
+                line.launch_complete()
 
     def finish(self) -> None:
         """Launch what is left and wait for every sum."""

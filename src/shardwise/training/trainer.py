@@ -23,7 +23,7 @@ from shardwise.runtime.engine import Bench, Engine
 from shardwise.runtime.events import Event, Recorder
 from shardwise.runtime.fabric import Fabric
 from shardwise.runtime.materialise import Init, materialise, on_meta
-from shardwise.runtime.overlap import overlap_of
+from shardwise.runtime.overlap import overlap_of, sums_early
 from shardwise.runtime.placement import Placement, place
 from shardwise.runtime.reducer import BUCKET_BYTES, Reducer
 from shardwise.runtime.rules import Surroundings
@@ -193,7 +193,8 @@ class Trainer:
                 wires[name] = self.fabric.wire(ranks, apart=True)
         if self.fabric.size == 1:
             return None
-        return Reducer(self.store.parameters, wires, self.placement.order, bucket_bytes, self.recorder)
+        early = sums_early(self.session)
+        return Reducer(self.store.parameters, wires, self.placement.order, bucket_bytes, self.recorder, early)
 
     def _alone(self) -> bool:
         """Tell whether one process can simply call the model: nothing is split or copied, no mask counted."""

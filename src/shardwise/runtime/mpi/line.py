@@ -107,7 +107,9 @@ class MPIPending:
         peers: Sequence[int],
         copy: tuple[Tensor, Tensor],
         answers: Sequence[int] = (),
+        rung: bool = True,
     ) -> None:
+        self.rung = rung
         self.request, self.wire, self.what, self.peers, self.copy = request, wire, what, peers, copy
         self.answers = answers
         self.landed, self.stalled = False, False
@@ -117,7 +119,7 @@ class MPIPending:
         if self.landed:
             return
         try:
-            self.wire.poller.wait(self.request, None, self.describe, self.peers, rung=True)
+            self.wire.poller.wait(self.request, None, self.describe, self.peers, self.rung)
         except StalledError:
             self.stalled = True
             raise
@@ -234,7 +236,8 @@ class MPIWire:
         buffer = [memory(host), host.numel(), datatype(host.dtype)]
         request = self.comm.Iallreduce(self.in_place, buffer)
         self.poller.ring(self.ranks)
-        return MPIPending(request, self, what, self.others, (tensor, host))
+        # Nobody rings between the rounds of a sum.
+        return MPIPending(request, self, what, self.others, (tensor, host), rung=False)
 
 
 def _stage(buffer: Tensor) -> Tensor:
