@@ -136,6 +136,7 @@ def summed_at_other_times() -> tuple[list[list[int]], float]:
     # A layer's gradient is many pieces: the last of them start when earlier layers' norms are on their way.
     with mock.patch.object(reducer, "SINGLE_BYTES", 64), mock.patch.object(reducer, "PIECE_BYTES", 256):
         trainer = sw.Trainer(cases.classifier(), (x, y), "data=2", loss=F.cross_entropy, bucket_bytes=64)
+        trainer.bench.reducer.early = True
         wires = [line.wire for line in trainer.bench.reducer.lines.values()]
         norms, found = 0, []
         kind = type(wires[0])
