@@ -58,9 +58,6 @@ class Fixed:
     def room(self, task, direction):
         return 0.0
 
-    def alone_speedup(self):
-        return 1.0
-
     def lateness(self):
         return 0.0
 

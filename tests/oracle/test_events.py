@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.machine import Curve
 from shardwise.oracle.events import DeadlockError, Event, Kind, simulate
+
+# A tenth of any work.
+LATE = Curve(((1.0, 0.1),))
 
 
 def work(seconds, category="forward"):
@@ -112,9 +116,21 @@ def test_no_second_of_work_is_lost_and_no_rank_is_faster_than_its_work(columns, 
 def test_a_rank_that_works_alone_may_be_faster():
     lists = {0: [work(2.0), meet("a", (0, 1), 0.0)], 1: [work(1.0), meet("a", (0, 1), 0.0)]}
     # One second with both at work, then the rest of rank 0 at twice the speed.
-    spans = simulate(lists, cores=2, alone=2.0)
+    spans = simulate(lists, cores=2, alone={0: 2.0, 1: 2.0})
     assert end(spans, 0) == pytest.approx(1.5)
     assert end(simulate(lists, cores=2), 0) == pytest.approx(2.0)
+
+
+def test_beside_one_that_needs_less_memory_half_of_the_slowdown_is_lost():
+    lists = {0: [work(3.0)], 1: [work(9.0)]}
+    spans = simulate(lists, cores=2, alone={0: 2.0, 1: 1.0})
+    # Rank 0 takes 1.5 s alone and 3 s beside one like itself; rank 1 is as fast as ever.
+    assert end(spans, 0) == pytest.approx(2.25)
+    assert end(spans, 1) == pytest.approx(9.0)
+    # Four on two cores: each has one for half of the time, beside two like itself and one that needs nothing.
+    lists = {rank: [work(1.0)] for rank in range(4)}
+    spans = simulate(lists, cores=2, alone={0: 1.0, 1: 2.0, 2: 2.0, 3: 2.0})
+    assert end(spans, 1) == pytest.approx(2.0 * (2.0 + 5 / 3) / 2 / 2.0)
 
 
 def test_ranks_that_meet_are_late_by_a_part_of_what_they_did_since_they_met():
@@ -124,10 +140,25 @@ def test_ranks_that_meet_are_late_by_a_part_of_what_they_did_since_they_met():
         for rank in range(2)
     }
     for cores in (0, 1):
-        spans = simulate(lists, cores=cores, jitter=0.1)
+        spans = simulate(lists, cores=cores, jitter=LATE)
         share = 2 if cores else 1
         late = [span.end - span.start for span in spans if span.rank == 0 and span.category == "bubble"]
         assert late == pytest.approx([0.2 * share, 0.4 * share])
+
+
+def test_ranks_are_late_by_a_larger_part_of_less_work():
+    def step(seconds, jitter):
+        meeting = Event(Kind.MEET, 0.0, "statistics", "norm", "norm", (0, 1))
+        return end(simulate({rank: [work(seconds), meeting] for rank in range(2)}, jitter=jitter), 0)
+
+    curve = Curve(((1e-3, 0.5), (1e-1, 0.1)))
+    assert step(1e-3, curve) == pytest.approx(1.5e-3)
+    assert step(1e-2, curve) == pytest.approx(1.3e-2)
+    # Beyond what was measured the part stays as it was.
+    assert step(1e-4, curve) == pytest.approx(1.5e-4)
+    assert step(1.0, curve) == pytest.approx(1.1)
+    assert step(1e-3, curve.at_least(0.2)) == pytest.approx(1.5e-3)
+    assert step(1.0, curve.at_least(0.2)) == pytest.approx(1.2)
 
 
 def test_who_waited_for_a_message_is_late_only_by_a_part_of_what_it_did_since():
@@ -137,7 +168,7 @@ def test_who_waited_for_a_message_is_late_only_by_a_part_of_what_it_did_since():
         1: [Event(Kind.RECEIVE, 0.0, "stage transfer", key="m"), Event(Kind.WORK, 2.0, "forward"), meeting],
     }
     # Rank 1 worked two seconds since it was in step with rank 0, whatever rank 0 had done before.
-    assert end(simulate(lists, jitter=0.1), 1) == pytest.approx(8.0 + 2.0 + 0.2 + 0.5)
+    assert end(simulate(lists, jitter=LATE), 1) == pytest.approx(8.0 + 2.0 + 0.2 + 0.5)
 
 
 def test_a_meeting_of_a_group_is_over_for_all_at_once_whoever_names_its_members():

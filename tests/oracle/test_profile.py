@@ -122,17 +122,19 @@ def test_the_cache_is_where_the_user_wants_it(monkeypatch):
 def test_a_later_profile_renews_the_times_and_tells_how_the_machine_changed():
     (task, *_) = tasks("data=2")
     before, after = (Profile("here", 1, Fixed()) for _ in range(2))
-    before.add("a", measured(task, {"forward": 1.0}, {"forward": 0.1}, {"forward": 8.0}))
+    before.add("a", measured(task, {"forward": 1.0}, {"forward": 0.1}, {"forward": 8.0}, {"forward": 1.5}))
     after.add("a", measured(task, {"forward": 1.5}, {"forward": 0.2}))
-    before.busy, before.alone, after.worked, after.waited = 3.0, 2.0, 10.0, 0.5
+    after.worked, after.waited = 10.0, 0.5
     both = renewed(before, after)
     assert (both.entries["a"].seconds, both.entries["a"].room) == ({"forward": 1.5}, {"forward": 8.0})
-    assert (both.lateness(), both.alone_speedup()) == (0.05, 1.5)
+    assert (both.lateness(), both.entries["a"].alone) == (0.05, {"forward": 1.5})
     assert drift(before, after) == pytest.approx(0.5)
 
 
 def test_what_ranks_wait_and_gain_together_survives_the_file(tmp_path):
-    profile = Profile("here", 1, Fixed(), worked=4.0, waited=1.0, busy=3.0, alone=2.0)
+    (task, *_) = tasks("data=2")
+    profile = Profile("here", 1, Fixed(), worked=4.0, waited=1.0)
+    profile.add(key_of(task), measured(task, {"forward": 1.0}, {"forward": 0.1}, None, {"forward": 1.5}))
     profile.save(tmp_path / "kernels.json")
     found = Profile.load(tmp_path / "kernels.json", "here", 1, Fixed())
-    assert (found.lateness(), found.alone_speedup()) == (0.25, 1.5)
+    assert (found.lateness(), found.seconds(task, Direction.FORWARD).alone) == (0.25, 1.5)

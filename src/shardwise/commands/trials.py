@@ -10,6 +10,9 @@ from typing import Any
 
 from shardwise.commands.subject import build_model
 
+# The first steps bind and allocate, and find the memory that earlier ones gave back.
+_UNTIMED = 3
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -163,16 +166,15 @@ def run_times(arguments: Any) -> tuple[list[list[float]], list[Any] | None]:
     steps = [_prepare(trial)[1] for trial in trials]
     turns = Turns(chains)
     found: list[list[float]] = [[] for _ in trials]
-    for turn in range(repeats + 1):
+    for turn in range(_UNTIMED + repeats):
         for step, seconds in zip(steps, found, strict=True):
             if dist.is_initialized():
                 dist.barrier()
             start = time.perf_counter()
             step()
-            # The first step binds and allocates.
-            if turn:
+            if turn >= _UNTIMED:
                 seconds.append(time.perf_counter() - start)
-        if turn:
+        if turn >= _UNTIMED:
             turns.turn()
     return found, turns.results()
 

@@ -34,6 +34,10 @@ class Curve:
         (x0, y0), (x1, y1) = points[i - 1], points[i]
         return y0 + (y1 - y0) * math.log(x / x0) / math.log(x1 / x0)
 
+    def at_least(self, floor: float) -> Curve:
+        """Return the curve with no point under a floor."""
+        return Curve(tuple((x, max(y, floor)) for x, y in self.points))
+
 
 def check_points(field: str, points: Points) -> None:
     """Refuse a table that is empty or whose first column does not rise."""

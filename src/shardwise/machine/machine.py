@@ -36,6 +36,7 @@ class Device:
             leaving the computations between two communications.
         update: how long updating one parameter of so many bytes takes, where that was measured.
         alone_speedup: how much faster a rank computes while the other cores of its node are idle.
+        update_alone_speedup: how much faster it updates weights then.
         threads: computing threads of one rank.
         host: whether messages are copied by the cores that also compute.
     """
@@ -55,6 +56,7 @@ class Device:
     overhead_segment_backward_seconds: float = 0.0
     update: Link | None = None
     alone_speedup: float = 1.0
+    update_alone_speedup: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "memory_bandwidth"):
@@ -151,17 +153,20 @@ class Machine:
         return dataclasses.replace(self, crowd=ranks)
 
     @property
-    def jitter(self) -> float:
-        """Return by which part neighbours that meet are late."""
+    def jitter(self) -> Curve | None:
+        """Return by which part neighbours that meet are late, over the seconds that they worked."""
         return self.tier((0, 1)).jitter
 
-    def sum_seconds(self, tier: Tier, ranks: int, nbytes: float, flows: int = 1) -> float:
-        """Return what each of some ranks works while all of them add a tensor up.
+    def sum_seconds(
+        self, tier: Tier, ranks: int, nbytes: float, flows: int = 1, *, many: bool = False
+    ) -> float:
+        """Return what each of some ranks works while they add a tensor up, on its own or one of `many`.
 
         Where more ranks than cores measured it, each of them had a core for only a part of the time.
         """
-        seconds = tier.collective_seconds("all_reduce", ranks, nbytes, flows)
-        measured = tier.measured("all_reduce", ranks)
+        name = "all_reduces" if many and tier.measured("all_reduces", ranks) else "all_reduce"
+        seconds = tier.collective_seconds(name, ranks, nbytes, flows)
+        measured = tier.measured(name, ranks)
         if measured is None or not self.device.host:
             return seconds
         return seconds * min(1.0, self.node.cores / min(measured.ranks, tier.crowd or measured.ranks))

@@ -57,7 +57,8 @@ class Collective:
     link: Link
 
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+# Of `all_reduces` two are under way at a time, as of gradients; the time is that of one of many.
+COLLECTIVES = ("all_reduce", "all_reduces", "all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,9 @@ class Tier:
         transport: the backend this was measured with or is meant for.
         crowd: how many ranks shared the node when this was measured; 0: it is meant for any number. With
             more ranks than cores a rank that waits must be woken, which takes longer.
-        jitter: by which part ranks that meet are later than each of them alone would be: equal work never
-            takes equally long, and the slowest decides.
+        jitter: by which part ranks that meet are later than each of them alone would be, over the seconds
+            that they worked before: equal work never takes equally long, and the slowest decides; who has
+            to be woken is late by as much after a little work as after a lot.
     """
 
     name: str
@@ -89,7 +91,7 @@ class Tier:
     overlap: float = 0.0
     transport: str = ""
     crowd: int = 0
-    jitter: float = 0.0
+    jitter: Curve | None = None
 
     def __post_init__(self) -> None:
         if self.span < 0:
@@ -98,8 +100,10 @@ class Tier:
             raise MachineError(f"tiers.{self.name}.links", f"{self.links} found", "at least one link")
         if not 0.0 <= self.overlap <= 1.0:
             raise MachineError(f"tiers.{self.name}.overlap", f"{self.overlap} found", "a fraction of 0 to 1")
-        if self.jitter < 0.0:
-            raise MachineError(f"tiers.{self.name}.jitter", f"{self.jitter} found", "a fraction, 0 or more")
+        if self.jitter is not None and any(part < 0.0 for _, part in self.jitter.points):
+            raise MachineError(
+                f"tiers.{self.name}.jitter", f"{self.jitter.points} found", "fractions, 0 or more"
+            )
         for collective in self.collectives:
             if collective.name not in COLLECTIVES:
                 known = ", ".join(COLLECTIVES)
@@ -155,6 +159,6 @@ def _derived(name: str, ranks: int, nbytes: float, message: Callable[[float], fl
     """Return the faster of ring and tree (ParaDL's Hockney forms), as communication libraries choose."""
     ring = (ranks - 1) * message(nbytes / ranks)
     tree = math.ceil(math.log2(ranks)) * message(nbytes)
-    if name == "all_reduce":
+    if name in ("all_reduce", "all_reduces"):
         return min(2 * ring, 2 * tree)
     return min(ring, tree) if name != "all_to_all" else ring

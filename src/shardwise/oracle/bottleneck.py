@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from shardwise.machine import Link, Machine, Tier
+from shardwise.machine import Curve, Link, Machine, Tier
 from shardwise.oracle.events import Event, simulate
 
 Lists = Mapping[int, Sequence[Event]]
@@ -37,8 +37,8 @@ def explain(
     ranks_per_node: int = 0,
     machine: Machine | None = None,
     seconds_on: Callable[[Machine], float] | None = None,
-    jitter: float = 0.0,
-    alone: float = 1.0,
+    jitter: Curve | None = None,
+    alone: Mapping[int, float] | None = None,
 ) -> str:
     """Return what the slowest rank waits for most, which remedy would save most, and which comes next.
 
@@ -49,8 +49,8 @@ def explain(
         ranks_per_node: how many ranks share the cores; 0: all.
         machine: to ask for better networks, with
         seconds_on: the step's seconds on another machine.
-        jitter: by which part of their work ranks that meet are late.
-        alone: how much faster a rank is while the other cores are idle.
+        jitter: by which part of their work ranks that meet are late, over the seconds of it.
+        alone: how much faster each rank is while the other cores are idle.
     """
     present = {event.category for events in lists.values() for event in events}
     remedies = dict(REMEDIES)
@@ -127,7 +127,12 @@ def _quicker(link: Link) -> Link:
 
 
 def _replayed(
-    lists: Lists, cores: int, categories: tuple[str, ...], ranks_per_node: int, alone: float, jitter: float
+    lists: Lists,
+    cores: int,
+    categories: tuple[str, ...],
+    ranks_per_node: int,
+    alone: Mapping[int, float] | None,
+    jitter: Curve | None,
 ) -> float:
     """Return the seconds of the step with some categories twice as fast."""
 

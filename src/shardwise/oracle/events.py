@@ -10,17 +10,19 @@ Every rank has a list of events that it goes through in order:
     WAIT      wait until the collective `key` is done
 
 With more ranks than cores on a node the ranks that work share them evenly; those that wait use none. With
-fewer at work than there are cores, each of them may be faster, because caches and memory are shared too.
+fewer at work than there are cores, or with others that need less of the memory, each of them may be faster.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from shardwise.machine import Curve
 
 
 class Kind(StrEnum):
@@ -81,8 +83,8 @@ def simulate(
     *,
     cores: int = 0,
     ranks_per_node: int = 0,
-    alone: float = 1.0,
-    jitter: float = 0.0,
+    alone: Mapping[int, float] | None = None,
+    jitter: Curve | None = None,
 ) -> tuple[Span, ...]:
     """Run the event lists of all ranks; return what each did when, waiting included as "bubble".
 
@@ -90,14 +92,17 @@ def simulate(
         lists: events by rank.
         cores: cores of a node; 0: every rank has what it needs.
         ranks_per_node: consecutive ranks that share them; 0: all ranks are on one node.
-        alone: how much faster a rank is that works while all other cores of its node are idle.
-        jitter: by which part of what they did since they last waited for others ranks that meet are late.
+        alone: how much faster than with others like itself on all cores each rank works while these are
+            idle; default: not at all.
+        jitter: by which part of what they did since they last waited for others ranks that meet are late,
+            over the seconds of that.
     """
     simulation = _Simulation(lists, jitter)
     per_node = ranks_per_node or max(len(lists), 1)
     crowd = min(per_node, len(lists))
-    if cores and (crowd > cores or (crowd > 1 and alone > 1.0)):
-        simulation.run_shared(cores, per_node, alone)
+    faster = {rank: (alone or {}).get(rank, 1.0) for rank in lists}
+    if cores and (crowd > cores or (crowd > 1 and max(faster.values()) > 1.0)):
+        simulation.run_shared(cores, per_node, faster)
     else:
         simulation.run_alone()
     simulation.check_finished()
@@ -110,7 +115,7 @@ def end_of(spans: Sequence[Span]) -> float:
 
 
 class _Simulation:
-    def __init__(self, lists: Mapping[int, Sequence[Event]], jitter: float) -> None:
+    def __init__(self, lists: Mapping[int, Sequence[Event]], jitter: Curve | None) -> None:
         self.jitter = jitter
         self.ranks = {rank: _Rank(events) for rank, events in lists.items()}
         self.spans: list[Span] = []
@@ -136,7 +141,7 @@ class _Simulation:
                 end = ready + event.seconds
                 self._finish(rank, state, event, ready, end)
 
-    def run_shared(self, cores: int, per_node: int, alone: float = 1.0) -> None:
+    def run_shared(self, cores: int, per_node: int, alone: Mapping[int, float]) -> None:
         """Let ranks share cores: all that work on a node advance at one common speed."""
         now = 0.0
         left: dict[int, float] = {}
@@ -200,8 +205,7 @@ class _Simulation:
                 self.blocked.setdefault((event.key, missing), []).append(rank)
                 return None
             there = (rank, *event.peers)
-            late = self.jitter * min(self.worked[event.key, r] for r in there) if self.jitter else 0.0
-            return max(map(here.__getitem__, there)) + late
+            return max(map(here.__getitem__, there)) + self._late(event.key, there)
         if event.kind is not Kind.RECEIVE and event.kind is not Kind.WAIT:
             return clock
         if event.key in self.mail:
@@ -222,12 +226,18 @@ class _Simulation:
         """Return when a meeting of a group that this rank belongs to is over; None if some are missing."""
         over = self.over.get((key, group))
         if over is None and len(here) >= len(group) and here.keys() >= group:
-            late = self.jitter * min(self.worked[key, r] for r in group) if self.jitter else 0.0
-            over = self.over[key, group] = max(map(here.__getitem__, group)) + late
+            over = self.over[key, group] = max(map(here.__getitem__, group)) + self._late(key, group)
             self._wake((key, group))
         if over is None:
             self.blocked.setdefault((key, group), []).append(rank)
         return over
+
+    def _late(self, key: Hashable, group: Iterable[int]) -> float:
+        """Return how much later than the last of them a group meets."""
+        if self.jitter is None:
+            return 0.0
+        worked = min(self.worked[key, rank] for rank in group)
+        return self.jitter.at(worked) * worked
 
     def _finish(self, rank: int, state: _Rank, event: Event, start: float, end: float) -> None:
         """Record a finished event and what it causes, and step on."""
@@ -252,16 +262,28 @@ class _Simulation:
         self.runnable += self.blocked.pop(key, [])
 
 
-def _speeds(running: Mapping[int, float], cores: int, per_node: int, alone: float) -> dict[int, float]:
-    crowd: dict[int, int] = {}
+def _speeds(
+    running: Iterable[int], cores: int, per_node: int, alone: Mapping[int, float]
+) -> dict[int, float]:
+    nodes: dict[int, list[int]] = {}
     for rank in running:
-        crowd[rank // per_node] = crowd.get(rank // per_node, 0) + 1
-    speed = {node: _speed(count, cores, alone) for node, count in crowd.items()}
-    return {rank: speed[rank // per_node] for rank in running}
+        nodes.setdefault(rank // per_node, []).append(rank)
+    return {
+        rank: _speed(alone[rank], [alone[other] for other in ranks if other != rank], cores)
+        for ranks in nodes.values()
+        for rank in ranks
+    }
 
 
-def _speed(running: int, cores: int, alone: float) -> float:
-    """Return the speed of each of some ranks at work: 1 where every core has one."""
-    if running >= cores:
-        return cores / running
-    return 1.0 + (alone - 1.0) * (cores - running) / (cores - 1)
+def _speed(mine: float, others: Sequence[float], cores: int) -> float:
+    """Return the speed of a rank at work beside others: 1 where every core has one like itself.
+
+    Two that slow each other down do so for want of memory bandwidth; beside one that needs less of it, or
+    none, half of that is lost.
+    """
+    share = min(1.0, cores / (1 + len(others)))
+    if mine == 1.0 or not others:
+        return share * mine
+    usual = sum(min(mine, other) for other in others) / len(others)
+    crowd = min(1.0, len(others) / max(1, cores - 1))
+    return share * mine / (1.0 + crowd * ((mine + usual) / 2 - 1.0))

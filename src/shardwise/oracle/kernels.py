@@ -27,11 +27,15 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A time, the half width of its interval, and a word if it was not measured for this very shape."""
+    """A time, the half width of its interval, and a word if it was not measured for this very shape.
+
+    The time is that on a busy node; `alone` is how much shorter it is while the other cores are idle.
+    """
 
     seconds: float
     spread: float = 0.0
     flag: str = ""
+    alone: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +117,6 @@ class KernelTimes(Protocol):
     def lateness(self) -> float:
         """Return by which part of their work ranks with a core each are late when they meet."""
 
-    def alone_speedup(self) -> float:
-        """Return how much faster a rank computes while the other cores of its node are idle."""
-
     def fields(self) -> Iterable[str]:
         """Return the machine's fields that the answers so far came from."""
 
@@ -146,12 +147,13 @@ class Roofline:
             self._used |= {f"device.peak_flops.{dtype}", "device.efficiency"}
         side = "forward" if forward else "backward"
         self._used |= {"device.memory_bandwidth", f"device.overhead_{side}_seconds"}
-        return Estimate(max(computing, moving) + overhead, flag="roofline")
+        seconds = max(computing, moving) + overhead
+        return Estimate(seconds, flag="roofline", alone=device.alone_speedup)
 
     def moving(self, move: Move) -> Estimate:
         """Return how long the memory needs for the bytes."""
         self._used.add("device.memory_bandwidth")
-        return Estimate(move.nbytes / self.device.memory_bandwidth)
+        return Estimate(move.nbytes / self.device.memory_bandwidth, alone=self.device.alone_speedup)
 
     def room(self, task: Task, direction: Direction) -> float:
         """Return nothing beyond the results, except where processors reorder what a convolution reads.
@@ -172,10 +174,6 @@ class Roofline:
     def lateness(self) -> float:
         """Return nothing: figures of a device do not tell."""
         return 0.0
-
-    def alone_speedup(self) -> float:
-        """Return what the device says."""
-        return self.device.alone_speedup
 
     def fields(self) -> tuple[str, ...]:
         """Return the machine's fields that the answers so far came from."""

@@ -44,10 +44,6 @@ class Memo:
         """Return by which part of their work ranks are late when they meet."""
         return self.kernels.lateness()
 
-    def alone_speedup(self) -> float:
-        """Return how much faster a rank computes while the other cores of its node are idle."""
-        return self.kernels.alone_speedup()
-
     def fields(self) -> tuple[str, ...]:
         """Return the machine's fields that the answers so far came from."""
         return tuple(self.kernels.fields())

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from shardwise.graph import Graph
-from shardwise.machine import Machine
+from shardwise.machine import Curve, Machine
 from shardwise.oracle.bottleneck import explain
 from shardwise.oracle.breakdown import breakdowns
 from shardwise.oracle.events import Span, end_of, simulate
@@ -161,18 +161,20 @@ class Oracle:
         """Return what every rank does when; a step that was simulated alike before is not again."""
         machine, _ = self._crowded(plan)
         cores = machine.node.cores if machine.device.host else 0
-        alone, per_node = self.kernels.alone_speedup(), self.ranks_per_node(plan.ranks)
-        jitter = self._jitter(machine)
-        key = (cores, per_node, alone, jitter)
+        per_node, jitter = self.ranks_per_node(plan.ranks), self._jitter(machine)
+        key = (cores, per_node, jitter)
         if key not in walk.spans:
             walk.spans[key] = simulate(
-                walk.events, cores=cores, ranks_per_node=per_node, alone=alone, jitter=jitter
+                walk.events, cores=cores, ranks_per_node=per_node, alone=walk.alone, jitter=jitter
             )
         return walk.spans[key]
 
-    def _jitter(self, machine: Machine) -> float:
+    def _jitter(self, machine: Machine) -> Curve | None:
         """Return by which part of their work ranks that meet are late."""
-        return max(machine.jitter, self.kernels.lateness() if machine.device.host else 0.0)
+        least = self.kernels.lateness() if machine.device.host else 0.0
+        if machine.jitter is None:
+            return Curve(((1.0, least),)) if least else None
+        return machine.jitter.at_least(least)
 
     def _crowded(self, plan: Plan) -> tuple[Machine, dict[tuple[object, ...], StagePrice]]:
         """Return the machine as ranks of a plan see it that share a node, and the prices known there."""
@@ -208,7 +210,7 @@ class Oracle:
                 machine,
                 lambda m: self.on(m).seconds(plan, samples),
                 self._jitter(machine),
-                self.kernels.alone_speedup(),
+                walk.alone,
             ),
             timeline=spans,
             assumed=machine.assumed(fields),

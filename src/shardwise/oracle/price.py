@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from shardwise.geometry import Message
 from shardwise.machine import Machine, Tier
 from shardwise.oracle.events import Event, Kind
-from shardwise.oracle.kernels import WEIGHTED, Direction, KernelTimes, Task
+from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes, Task
 from shardwise.oracle.moves import Move, joins, move_of, sum_of
 from shardwise.oracle.segments import Events, Segment, cut_backward, last_uses, merged
 from shardwise.program import Compute, Normalise, Op, Regrid, StageProgram
@@ -27,6 +27,8 @@ class StagePrice:
     the program and become unique when a schedule puts several of them in a row. `ops[r]` has the forward
     and backward seconds of each operation. `variance` is the summed squared spread of one rank's kernels.
     `ahead[r]` and `segments[r]` are the same passes with computations between communications in one piece.
+    `busy[r]` and `alone[r]` are the seconds of all computations and copies on a busy node, and on a node
+    whose other cores are idle.
     """
 
     width: int
@@ -36,6 +38,8 @@ class StagePrice:
     ops: list[list[tuple[Op, float, float]]] = field(default_factory=list)
     ahead: list[list[Event]] = field(default_factory=list)
     segments: list[list[Segment]] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
     variance: float = 0.0
     flags: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
@@ -81,6 +85,9 @@ def price_stage(
         weights = [pricer.weight_seconds.get((index, position), 0.0) for index in range(len(pairs))]
         later = [pricer.later_seconds.get((index, position), 0.0) for index in range(len(pairs))]
         price.segments.append(cut_backward(program.ops, [b for _, b in pairs], weights, later, ready))
+        price.busy.append(pricer.busy)
+        price.alone.append(pricer.alone)
+        pricer.busy = pricer.alone = 0.0
     price.variance /= max(1, program.width)
     price.fields.update(kernels.fields())
     return price
@@ -104,6 +111,7 @@ class _Pricer:
         self.program = program
         self.again = joins(program.ops, {held.slot for held in program.departures.values()})
         self.later_seconds: dict[tuple[int, int], float] = {}
+        self.busy = self.alone = 0.0
         self.machine, self.kernels, self.ranks, self.price = machine, kernels, ranks, price
         self.replicas, self.together = replicas, together
         self.weight_seconds: dict[tuple[int, int], float] = {}
@@ -120,7 +128,11 @@ class _Pricer:
         return self._compute(op, rank, index)
 
     def _kernel(self, task: Task, direction: Direction) -> float:
-        estimate = self.kernels.seconds(task, direction)
+        return self._noted(self.kernels.seconds(task, direction))
+
+    def _noted(self, estimate: Estimate) -> float:
+        self.busy += estimate.seconds
+        self.alone += estimate.seconds / estimate.alone
         self.price.variance += estimate.spread**2
         if estimate.flag:
             self.price.flags.add(estimate.flag)
@@ -160,13 +172,7 @@ class _Pricer:
         return sum(self._moving(sum_of(box.shape, spec.dtype, spec.itemsize)) for box in boxes)
 
     def _moving(self, move: Move) -> float:
-        if not move.nbytes:
-            return 0.0
-        estimate = self.kernels.moving(move)
-        self.price.variance += estimate.spread**2
-        if estimate.flag:
-            self.price.flags.add(estimate.flag)
-        return estimate.seconds
+        return self._noted(self.kernels.moving(move)) if move.nbytes else 0.0
 
     def _backward_seconds(self, op: Compute | Normalise, task: Task) -> tuple[float, float]:
         """Return the seconds for the input's and the weights' gradient, where anybody wants them."""

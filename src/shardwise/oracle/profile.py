@@ -18,14 +18,17 @@ from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes,
 from shardwise.oracle.moves import Move
 
 INTERPOLATED = "interpolated"
-_VERSION = 5
+_VERSION = 6
 # Copies have one direction only.
 _ONCE = Direction.FORWARD.value
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The times of one task, with their spreads, and what it computes and moves."""
+    """The times of one task, with their spreads, and what it computes and moves.
+
+    `alone` has how much shorter each is while the other cores are idle.
+    """
 
     op: str
     seconds: Mapping[str, float]
@@ -34,6 +37,7 @@ class Measured:
     nbytes: Mapping[str, float]
     room: Mapping[str, float] = field(default_factory=dict)
     family: str = ""
+    alone: Mapping[str, float] = field(default_factory=dict)
 
 
 def key_of(task: Task) -> str:
@@ -84,7 +88,6 @@ class Profile:
         entries: measurements by key.
         refused: why some tasks cannot be measured, by key.
         worked, waited: seconds of ranks that did the same and met where programs do, and of their waits.
-        busy, alone: seconds of the same computations on all cores at once, and on one of them.
     """
 
     device: str
@@ -94,8 +97,6 @@ class Profile:
     refused: dict[str, str] = field(default_factory=dict)
     worked: float = 0.0
     waited: float = 0.0
-    busy: float = 0.0
-    alone: float = 0.0
     _by_op: dict[str, list[Measured]] = field(default_factory=dict, repr=False)
 
     def add(self, key: str, measured: Measured) -> None:
@@ -107,10 +108,6 @@ class Profile:
         """Return by which part ranks that meet are late: equal work never takes equally long."""
         return self.waited / self.worked if self.worked else 0.0
 
-    def alone_speedup(self) -> float:
-        """Return how much faster a rank computes while the other cores of its node are idle."""
-        return max(1.0, self.busy / self.alone) if self.alone else self.fallback.alone_speedup()
-
     def knows(self, key: str) -> bool:
         """Tell whether a computation was measured, or cannot be."""
         return key in self.entries or key in self.refused
@@ -121,26 +118,28 @@ class Profile:
             return Estimate(0.0)
         entry = self.entries.get(key_of(task))
         if entry is not None and direction in entry.seconds:
-            return Estimate(entry.seconds.get(direction, 0.0), entry.spread.get(direction, 0.0))
+            alone = entry.alone.get(direction, 1.0)
+            return Estimate(entry.seconds[direction], entry.spread.get(direction, 0.0), alone=alone)
         near = self._nearest(task, direction)
         if not near:
             return self.fallback.seconds(task, direction)
         points = [(_measured_cost(m, task, direction), m.seconds[direction]) for m in near]
         seconds = _between(points, _cost(task, direction))
         doubt = near[0].spread.get(direction, 0.0) / near[0].seconds[direction]
-        return Estimate(seconds, (doubt + 0.1) * seconds, INTERPOLATED)
+        return Estimate(seconds, (doubt + 0.1) * seconds, INTERPOLATED, near[0].alone.get(direction, 1.0))
 
     def moving(self, move: Move) -> Estimate:
         """Return the measured time of copies and additions, else one scaled by bytes."""
         entry = self.entries.get(move.key)
         if entry is not None:
-            return Estimate(entry.seconds[_ONCE], entry.spread[_ONCE])
+            alone = entry.alone.get(_ONCE, 1.0)
+            return Estimate(entry.seconds[_ONCE], entry.spread[_ONCE], alone=alone)
         known = [m for m in self._by_op.get(move.kind, ()) if m.seconds[_ONCE] > 0]
         if not known or not move.nbytes:
             return self.fallback.moving(move)
         near = min(known, key=lambda m: abs(math.log(m.nbytes[_ONCE] / move.nbytes)))
         seconds = near.seconds[_ONCE] * move.nbytes / near.nbytes[_ONCE]
-        return Estimate(seconds, 0.1 * seconds, INTERPOLATED)
+        return Estimate(seconds, 0.1 * seconds, INTERPOLATED, near.alone.get(_ONCE, 1.0))
 
     def room(self, task: Task, direction: Direction) -> float:
         """Return what was allocated when it was measured, else what the fallback says."""
@@ -176,7 +175,7 @@ class Profile:
         entries = {
             key: [
                 *(m.op, dict(m.seconds), dict(m.spread), dict(m.flops), dict(m.nbytes), dict(m.room)),
-                m.family,
+                *(m.family, dict(m.alone)),
             ]
             for key, m in self.entries.items()
         }
@@ -184,7 +183,7 @@ class Profile:
             "version": _VERSION,
             "device": self.device,
             "threads": self.threads,
-            "together": [self.worked, self.waited, self.busy, self.alone],
+            "together": [self.worked, self.waited],
             "entries": entries,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +200,7 @@ class Profile:
         content = json.loads(path.read_text())
         same = (content.get("version"), content.get("device"), content.get("threads"))
         if same == (_VERSION, device, threads):
-            profile.worked, profile.waited, profile.busy, profile.alone = content["together"]
+            profile.worked, profile.waited = content["together"]
             for key, values in content["entries"].items():
                 profile.add(key, Measured(*values))
         return profile
@@ -212,23 +211,24 @@ def measured(
     seconds: Mapping[str, float],
     spread: Mapping[str, float],
     room: Mapping[str, float] | None = None,
+    alone: Mapping[str, float] | None = None,
 ) -> Measured:
     """Put the times of a task together with its sizes, for later scaling."""
     flops = {d.value: task.flops(d) for d in Direction}
     nbytes = {d.value: float(task.nbytes(d)) for d in Direction}
-    return Measured(_op(task), seconds, spread, flops, nbytes, room or {}, family_of(task))
+    return Measured(_op(task), seconds, spread, flops, nbytes, room or {}, family_of(task), alone or {})
 
 
-def moved(move: Move, seconds: float, spread: float) -> Measured:
+def moved(move: Move, seconds: float, spread: float, alone: float = 1.0) -> Measured:
     """Put the time of copies together with their bytes, for later scaling."""
-    return Measured(move.kind, {_ONCE: seconds}, {_ONCE: spread}, {_ONCE: 0.0}, {_ONCE: move.nbytes})
+    times, sizes = ({_ONCE: seconds}, {_ONCE: spread}), ({_ONCE: 0.0}, {_ONCE: move.nbytes})
+    return Measured(move.kind, *times, *sizes, alone={_ONCE: alone})
 
 
 def renewed(before: Profile, after: Profile) -> Profile:
     """Return a profile with the times of a later one, and all else that is known from an earlier one."""
     result = Profile(before.device, before.threads, before.fallback, refused=dict(before.refused))
     result.worked, result.waited = after.worked, after.waited
-    result.busy, result.alone = before.busy, before.alone
     for key, first in before.entries.items():
         second = after.entries.get(key, first)
         result.add(key, replace(first, seconds={**first.seconds, **second.seconds}, spread=second.spread))

@@ -114,7 +114,7 @@ def reduce_seconds(bucket: Bucket, mesh: Mesh, machine: Machine, flows: int) -> 
     tier = tier_of(bucket, mesh, machine)
     whole, rest = divmod(bucket.nbytes, PIECE_BYTES)
     sizes = [*[float(PIECE_BYTES)] * int(whole), *([rest] if rest else [])]
-    return sum(machine.sum_seconds(tier, count, size, flows) for size in sizes)
+    return sum(machine.sum_seconds(tier, count, size, flows, many=True) for size in sizes)
 
 
 def launch_and_wait(

@@ -74,7 +74,7 @@ class Walk:
         # The fullest moment of every position, once somebody has looked for it.
         self.moments: dict[int, tuple[float, float, float]] = {}
         # What every rank does when, by how ranks share cores.
-        self.spans: dict[tuple[float, ...], tuple[Span, ...]] = {}
+        self.spans: dict[tuple[object, ...], tuple[Span, ...]] = {}
 
     @cached_property
     def events(self) -> dict[int, list[Event]]:
@@ -84,6 +84,27 @@ class Walk:
             for position in range(self.mesh.positions):
                 rank = self.mesh.world_rank(replica, position)
                 result[rank] = list(self._rank(replica, position, rank))
+        return result
+
+    @cached_property
+    def alone(self) -> dict[int, float]:
+        """Return for every simulated rank how much faster it computes while all others of its node wait."""
+        device, program = self.machine.device, self.lowered.program
+        if not device.host:
+            return {}
+        ways = [direction_of(self.lowered.plan, m) for m in range(program.micro_batches)]
+        result = {}
+        for replica in range(self.replicas):
+            for position in range(self.mesh.positions):
+                busy = device.update_seconds(self.trained(position).values())
+                alone = busy / device.update_alone_speedup
+                for role in self.mesh.roles(position):
+                    for m, way in enumerate(ways):
+                        if way is role.direction:
+                            price = self.price(role.stage, replica, m)
+                            busy += price.busy[role.member]
+                            alone += price.alone[role.member]
+                result[self.mesh.world_rank(replica, position)] = max(1.0, busy / alone) if alone else 1.0
         return result
 
     def price(self, stage: int, replica: int, m: int) -> StagePrice:

@@ -68,9 +68,7 @@ class Few:
         return found
 
     def _score(self, seconds: float, plan: Plan) -> float:
-        # Kernels are timed on busy nodes; a rank whose neighbours wait may be faster than that.
-        alone = self.oracle.kernels.alone_speedup()
-        return self.kept.score(seconds / alone, 0.0, plan.ranks)
+        return self.kept.score(seconds, 0.0, plan.ranks)
 
     def _bounded(self) -> list[tuple[Plan, tuple[int, int], float]]:
         """Return all plans that can be used with the seconds of their computations."""

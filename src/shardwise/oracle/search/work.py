@@ -63,7 +63,8 @@ class Kernels:
             for task, direction in self._asked[stage, member]:
                 resized = _resized(task, self.samples, samples)
                 if resized is not None:
-                    total += self.kernels.seconds(resized, direction).seconds
+                    estimate = self.kernels.seconds(resized, direction)
+                    total += estimate.seconds / max(1.0, estimate.alone)
             self._seconds[key] = total
         return self._seconds[key]
 
@@ -86,6 +87,8 @@ def busy_seconds(walk: Walk, cores: int) -> float:
                 each[position] += sum(e.seconds for e in price.ahead[member])
                 each[position] += sum(e.seconds for s in price.segments[member] for e in s.events)
     each = [seconds + device.update_seconds(walk.trained(p).values()) for p, seconds in enumerate(each)]
+    # A rank whose neighbours wait may be faster than on the busy node on which kernels are timed.
+    each = [seconds / walk.alone.get(walk.mesh.world_rank(0, p), 1.0) for p, seconds in enumerate(each)]
     # Replicas whose share is smaller by a sample work less than the first one.
     alike = walk.replicas if walk.lowered.batch % plan.data == 0 else 1
     shared = sum(each) * alike / cores if cores else 0.0

@@ -21,7 +21,7 @@ from shardwise.runtime.calibrate.baseline import baseline_bytes
 from shardwise.runtime.calibrate.clock import repeat
 from shardwise.runtime.calibrate.job import measure
 from shardwise.runtime.calibrate.overheads import operator_overheads, segment_overheads
-from shardwise.runtime.calibrate.updates import update_link, update_times
+from shardwise.runtime.calibrate.updates import SIZES, update_link, update_seconds, update_times
 from shardwise.runtime.doctor import memory_bytes
 from shardwise.runtime.poller import cores
 
@@ -63,6 +63,7 @@ def measure_device(ranks: int, seconds: float) -> tuple[Device, float]:
         overhead_segment_forward_seconds=mean["overhead_segment_forward_seconds"],
         overhead_segment_backward_seconds=mean["overhead_segment_backward_seconds"],
         alone_speedup=max(1.0, found[0]["alone_speedup"]),
+        update_alone_speedup=max(1.0, found[0]["update_alone_speedup"]),
         threads=max(1, cores() // ranks),
         host=True,
     )
@@ -88,16 +89,17 @@ def _curve(ranks: list[list[tuple[float, float]]], peak: float) -> Curve:
 
 def time_device(seconds: float) -> dict[str, Any]:
     """Be one rank: time everything, each after a barrier so that the other ranks are busy too."""
-    share = seconds / (5 + len(_CONVOLUTIONS) + len(_LINEARS))
+    share = seconds / (8 + len(_CONVOLUTIONS) + len(_LINEARS))
     found: dict[str, Any] = {}
     found["memory_bandwidth"] = _together(_copy_rate, share)
     found["input"] = _together(_input_rate, share / 4)
-    found["updates"] = _together(update_times, 2 * share)
+    found["updates"] = _together(update_times, 4 * share)
     forward, backward = operator_overheads()
     found["overhead_forward_seconds"], found["overhead_backward_seconds"] = forward, backward
     forward, backward = _together(lambda _: segment_overheads(), share)
     found["overhead_segment_forward_seconds"], found["overhead_segment_backward_seconds"] = forward, backward
-    found["alone_speedup"] = _alone_speedup(share)
+    found["alone_speedup"] = _alone_speedup(_train, share)
+    found["update_alone_speedup"] = _alone_speedup(_update, share)
     for dtype in ("float32", "float64"):
         found[f"peak {dtype}"] = _together(partial(_matrix_rate, dtype), share / 2)
     curves: dict[str, list[tuple[float, float]]] = {}
@@ -139,24 +141,30 @@ def _input_rate(seconds: float) -> float:
     return 8 * sample.nbytes / repeat(lambda: torch.stack(next(batches)), seconds)
 
 
-def _alone_speedup(seconds: float) -> float:
-    """Return how much faster rank 0 trains a small block while all others wait for it."""
+def _alone_speedup(run: Callable[[float], float], seconds: float) -> float:
+    """Return how much faster rank 0 does something while all others wait for it."""
+    busy: float = _together(run, seconds / 2)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return 1.0
+    dist.barrier()
+    alone = run(seconds / 2) if dist.get_rank() == 0 else busy
+    dist.barrier()
+    return busy / alone
+
+
+def _train(seconds: float) -> float:
+    """Return how long a step of a small block takes."""
     x = torch.rand(4, 64, 56, 56)
     block = torch.nn.Sequential(
         torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.BatchNorm2d(64), torch.nn.ReLU(),
         torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.BatchNorm2d(64), torch.nn.ReLU(),
     )  # fmt: skip
+    return repeat(lambda: block(x).sum().backward(), seconds)
 
-    def train(_: float) -> float:
-        return repeat(lambda: block(x).sum().backward(), seconds / 2)
 
-    busy: float = _together(train, seconds)
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return 1.0
-    dist.barrier()
-    alone = train(seconds) if dist.get_rank() == 0 else busy
-    dist.barrier()
-    return busy / alone
+def _update(seconds: float) -> float:
+    """Return how long the update of parameters takes that are in no cache."""
+    return update_seconds(SIZES[-1], seconds)
 
 
 def _matrix_rate(dtype: str, seconds: float) -> float:

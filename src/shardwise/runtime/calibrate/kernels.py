@@ -68,26 +68,27 @@ def collect(profile: Profile, chains: Sequence[Chain], found: Sequence[Sequence[
         if all(result.waited for result in results):
             profile.worked += fmean(result.worked for result in results)
             profile.waited += fmean(result.waited for result in results)
-        if results[0].alone:
-            profile.busy += results[0].busy
-            profile.alone += results[0].alone
 
 
 def _add(
     profile: Profile,
     key: str,
     what: Any,
-    results: list[dict[str, tuple[float, float]]],
+    results: list[dict[str, tuple[float, float, float]]],
     room: dict[str, float],
 ) -> None:
-    """Put the times of all ranks together; they did the same, so they differ by chance only."""
+    """Put the times of all ranks together; they did the same, so they differ by chance only.
+
+    The first rank did it alone too.
+    """
     seconds = {d: fmean(r[d][0] for r in results) for d in results[0]}
     wide = {d: fmean(r[d][1] for r in results) for d in results[0]}
+    alone = {d: max(0.1, found[2]) for d, found in results[0].items()}
     if isinstance(what, Move):
         once = Direction.FORWARD.value
-        profile.add(key, moved(what, seconds[once], wide[once]))
+        profile.add(key, moved(what, seconds[once], wide[once], alone[once]))
     else:
-        profile.add(key, measured(what, seconds, wide, room))
+        profile.add(key, measured(what, seconds, wide, room, alone))
 
 
 def time_chains(arguments: Any) -> list[Result]:

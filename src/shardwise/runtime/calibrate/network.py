@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,14 +17,17 @@ from shardwise.machine import Collective, Curve, Link, Tier
 from shardwise.runtime.calibrate.clock import typical
 from shardwise.runtime.calibrate.job import measure
 from shardwise.runtime.session import current
-from shardwise.runtime.wire import Parcel, Wire, empty, wire_of
+from shardwise.runtime.wire import Parcel, Pending, Wire, empty, wire_of
 
 SIZES = (8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20)
 _OVERLAP_BYTES = 4 << 20
 _LARGE, _BEYOND_CACHE = 2 << 20, 128 << 20
 _FEWEST, _MOST = 3, 200
-# Between two meetings of tiles lie some milliseconds of work.
-_WORK_SECONDS, _MEETINGS = 5e-3, 25
+# The reducer sums no more at once.
+_MANY, _PIECE = 6, 16 << 20
+# Between two meetings of tiles lie a few tenths of a millisecond of work, or some milliseconds.
+_WORK_SECONDS, _TURNS = (3e-4, 1.2e-3, 5e-3), 5
+_MEETING_SECONDS = 0.12
 
 
 def measure_network(transport: str, size: int, seconds: float, sizes: Sequence[int] = SIZES) -> Tier:
@@ -53,8 +57,18 @@ def measure_network(transport: str, size: int, seconds: float, sizes: Sequence[i
         overlap=min(r["overlap"] for r in results),
         transport=transport,
         crowd=size,
-        jitter=statistics.mean(r["jitter"] for r in results),
+        jitter=_mean_curve([r["jitter"] for r in results]),
     )
+
+
+def _mean_curve(ranks: Sequence[Sequence[tuple[float, float]]]) -> Curve:
+    """Put what all ranks measured together; work that takes no longer than less work is left out."""
+    points: list[tuple[float, float]] = []
+    for column in zip(*ranks, strict=True):
+        x, y = (statistics.fmean(values) for values in zip(*column, strict=True))
+        if not points or x > points[-1][0]:
+            points.append((x, y))
+    return Curve(tuple(points))
 
 
 def rising(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
@@ -82,6 +96,7 @@ def time_network(arguments: Any) -> dict[str, Any]:
         "point_to_point": _ping_pong,
         "exchange": _exchange,
         "all_reduce": _all_reduce,
+        "all_reduces": _all_reduces,
         "all_gather": _all_gather,
         "reduce_scatter": _reduce_scatter,
         "all_to_all": _all_to_all,
@@ -89,7 +104,8 @@ def time_network(arguments: Any) -> dict[str, Any]:
     share = seconds / (len(operations) + 2) / len(sizes)
     found: dict[str, Any] = {}
     for name, prepare in operations.items():
-        found[name] = _time_sizes(partial(prepare, wire, session.rank, session.size), sizes, share)
+        mine = [n for n in sizes if n <= _PIECE] if name == "all_reduces" else sizes
+        found[name] = _time_sizes(partial(prepare, wire, session.rank, session.size), mine, share)
     found["pairs"] = _pairs(wire, session.rank, session.size, share * len(sizes))
     found["overlap"] = _overlap(wire, session.rank)
     found["jitter"] = _jitter(wire)
@@ -193,6 +209,25 @@ def _all_reduce(wire: Wire, rank: int, size: int, nbytes: int) -> Callable[[], f
     return lambda: wire.all_reduce(next(tensors))
 
 
+def _all_reduces(wire: Wire, rank: int, size: int, nbytes: int) -> Callable[[], float | None]:
+    """Sum several tensors, two at a time, as gradients are; return the time of one."""
+    count = max(_MANY, _BEYOND_CACHE // nbytes if nbytes >= _LARGE else 0)
+    tensors = itertools.cycle([_buffer(nbytes) for _ in range(count)])
+
+    def run() -> float:
+        start = time.perf_counter()
+        flying: deque[Pending] = deque()
+        for _ in range(_MANY):
+            if len(flying) == 2:
+                flying.popleft().wait()
+            flying.append(wire.start_all_reduce(next(tensors), "gradients"))
+        while flying:
+            flying.popleft().wait()
+        return (time.perf_counter() - start) / _MANY
+
+    return run
+
+
 def _parts(nbytes: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a tensor of `nbytes` (at least one element per rank) and a rank's part of it."""
     whole = _buffer(max(nbytes // size, 4) * size)
@@ -266,29 +301,34 @@ def _repeat(run: Callable[[], Any], times: int) -> float:
     return typical(found)
 
 
-def _jitter(wire: Wire) -> float:
-    """Return by which part work takes longer when all ranks meet after each few milliseconds of it."""
-    x, weight = torch.ones(1, 64, 56, 56), torch.ones(64, 64, 3, 3)
+def _jitter(wire: Wire) -> list[tuple[float, float]]:
+    """Return by which part work takes longer when all ranks meet after each bit of it, for several bits."""
+    x, weight = torch.ones(1, 64, 14, 14), torch.ones(64, 64, 3, 3)
     value = torch.zeros(16, dtype=torch.float64)
 
     def convolve() -> None:
         torch.nn.functional.conv2d(x, weight, padding=1)
 
-    wanted = torch.tensor([max(1, round(_WORK_SECONDS / _repeat(convolve, 9)))])
-    dist.broadcast(wanted, 0)
-    rounds = int(wanted)
-
-    def meetings(meet: bool, work: bool) -> float:
+    def meetings(count: int, rounds: int, meet: bool) -> float:
         dist.barrier()
         start = time.perf_counter()
-        for _ in range(_MEETINGS):
-            for _ in range(rounds if work else 0):
+        for _ in range(count):
+            for _ in range(rounds):
                 convolve()
             if meet:
                 wire.all_reduce(value)
         dist.barrier()
-        return time.perf_counter() - start
+        return (time.perf_counter() - start) / count
 
-    turns = [(meetings(False, True), meetings(True, True), meetings(True, False)) for _ in range(5)]
-    apart, together, meeting = (statistics.median(times) for times in zip(*turns, strict=True))
-    return float(max(0.0, (together - meeting) / apart - 1.0))
+    once = torch.tensor([_repeat(convolve, 25)])
+    dist.broadcast(once, 0)
+    found = []
+    for seconds in _WORK_SECONDS:
+        rounds, count = max(1, round(seconds / float(once))), round(_MEETING_SECONDS / seconds)
+        turns = [
+            (meetings(count, rounds, False), meetings(count, rounds, True), meetings(count, 0, True))
+            for _ in range(_TURNS)
+        ]
+        apart, together, meeting = (statistics.median(times) for times in zip(*turns, strict=True))
+        found.append((apart, max(0.0, (together - meeting) / apart - 1.0)))
+    return found

@@ -103,7 +103,9 @@ class Replay:
         for held in self.chain.program.departures.values():
             self.last.pop(held.slot, None)
         del slots
-        self.round({})
+        # Memory is where it will be only after what was given back has been taken again.
+        for _ in range(2):
+            self.round({})
 
     def round(self, times: Times) -> None:
         """Go through the chain forwards and backwards once."""

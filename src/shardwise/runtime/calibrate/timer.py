@@ -12,7 +12,7 @@ from shardwise.runtime.calibrate.clock import spread
 from shardwise.runtime.calibrate.pace import Pace
 from shardwise.runtime.calibrate.replay import Replay, Times
 
-Found = dict[str, dict[str, tuple[float, float]]]
+Found = dict[str, dict[str, tuple[float, float, float]]]
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,10 @@ class Result:
     """What one rank found out about a chain.
 
     Args:
-        found: seconds and their spread, by computation and direction.
+        found: seconds, their spread and how much shorter they are alone, by computation and direction.
         refused: why some could not be measured.
         room: bytes that each allocates at its fullest moment.
         worked, waited: seconds of computations, and of waits for the other ranks, in all rounds.
-        busy, alone: seconds of a round while all ranks were busy, and while this one was alone.
     """
 
     found: Found
@@ -32,8 +31,6 @@ class Result:
     room: dict[tuple[str, str], float]
     worked: float
     waited: float
-    busy: float
-    alone: float = 0.0
 
 
 class Timer:
@@ -43,7 +40,7 @@ class Timer:
         self.replay = Replay(chain, overhead, pace)
         self.times: Times = {}
         self.totals: list[float] = []
-        self.lonely: list[float] = []
+        self.lonely: Times = {}
         self.waited = 0.0
         # The first rounds prepare kernels and buffers.
         self.replay.prepare()
@@ -57,7 +54,7 @@ class Timer:
     def alone(self) -> None:
         """Go through the chain while nobody else does."""
         pace, self.replay.pace = self.replay.pace, None
-        self.lonely.append(self._total({}))
+        self._total(self.lonely)
         self.replay.pace = pace
 
     def _total(self, times: Times) -> float:
@@ -72,18 +69,19 @@ class Timer:
         shares = self.replay.weight_shares()
         found: Found = {}
         for (key, direction), values in self.times.items():
-            middle, wide = more * statistics.median(values), spread(values)
+            usual, wide = statistics.median(values), spread(values)
+            lonely = self.lonely.get((key, direction))
+            faster = usual / max(statistics.median(lonely), 1e-12) if lonely else 1.0
+            middle = more * usual
             if direction != Direction.BACKWARD_INPUT or key not in shares:
-                found.setdefault(key, {})[direction] = (middle, wide)
+                found.setdefault(key, {})[direction] = (middle, wide, faster)
                 continue
             part = shares[key]
             for name, share in ((Direction.BACKWARD_INPUT, 1 - part), (Direction.BACKWARD_WEIGHT, part)):
                 if share:
-                    found.setdefault(key, {})[name.value] = (share * middle, share * wide)
+                    found.setdefault(key, {})[name.value] = (share * middle, share * wide, faster)
         taken = self.replay.room() if room else {}
-        busy = statistics.median(self.totals)
-        alone = statistics.median(self.lonely) if self.lonely else 0.0
-        return Result(found, self.replay.refused, taken, sum(self.totals), self.waited, busy, alone)
+        return Result(found, self.replay.refused, taken, sum(self.totals), self.waited)
 
 
 def interruptions(times: Times, totals: Sequence[float]) -> float:
