@@ -21,9 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardwise import search
 from shardwise.commands.accuracy import Row, accuracy, report, rows_of
+from shardwise.commands.subject import build_model, training_graph
 from shardwise.commands.trials import Subject, Trial, measure_memory
 from shardwise.commands.validate import PLANS, SIZES, subjects
+from shardwise.machine import Machine
+from shardwise.plan import Plan
 from shardwise.runtime.calibrate import calibrate
 
 HERE = Path(__file__).parent
@@ -63,8 +67,11 @@ def measure(options: argparse.Namespace) -> None:
         start = time.monotonic()
         machine = calibrate(None, options.calibrate_seconds, (options.transport,), quiet=True)
         memory = not options.no_memory
-        rows, refused = rows_of([subject], PLANS, machine, options.repeats, options.profile_seconds, memory)
+        searched = best_plans(subject, machine, options.profile_seconds / 4)
+        plans = list(dict.fromkeys([*map(str, map(Plan.parse, plans_of(subject))), *searched.values()]))
+        rows, refused = rows_of([subject], plans, machine, options.repeats, options.profile_seconds, memory)
         found = report(rows, refused) | {
+            "searched": searched,
             "transport": options.transport,
             "shape": subject.shape,
             "batch": subject.batch,
@@ -74,6 +81,21 @@ def measure(options: argparse.Namespace) -> None:
         path.write_text(json.dumps(found, indent=1))
         mean = found["time_accuracy"]["mean"]
         print(f"{subject.name}: {100 * mean:.1f} % in {found['seconds']:.0f} s", flush=True)
+
+
+def plans_of(subject: Subject) -> list[str]:
+    """Return the plans of the matrix for a network with images or volumes."""
+    tiles = "x".join(["2", *["1"] * (len(subject.shape) - 2)])
+    return [plan.replace("{tiles}", tiles) for plan in PLANS]
+
+
+def best_plans(subject: Subject, machine: Machine, seconds: float) -> dict[int, str]:
+    """Return what the search chooses for 2 and 4 ranks, all of them used."""
+    graph = training_graph(build_model(subject.name), subject.shape, subject.batch)
+    return {
+        ranks: str(search(graph, machine, ranks, profile_seconds=seconds / 2, keep=1, all_ranks=True)[0].plan)
+        for ranks in (2, 4)
+    }
 
 
 def weigh(options: argparse.Namespace) -> None:
@@ -133,13 +155,19 @@ def _summary(rows: list[dict[str, Any]]) -> list[str]:
 
 def _rankings(files: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| network | ranks | chosen by prediction | slower than the best measured |",
-        "|---|---|---|---|",
+        "| network | ranks | best of these by prediction | slower than the best measured "
+        "| chosen by the search | slower than the best measured |",
+        "|---|---|---|---|---|---|",
     ]
     for file in files:
         for row in file["ranking"]:
+            plan = file["searched"].get(str(row["ranks"]), "")
+            mine = [r for r in file["rows"] if r["ranks"] == row["ranks"]]
+            best = min(r["measured_seconds"] for r in mine)
+            ours = [f"{100 * (r['measured_seconds'] / best - 1):.1f} %" for r in mine if r["plan"] == plan]
             lines.append(
-                f"| {row['model']} | {row['ranks']} | `{row['chosen']}` | {100 * row['slower']:.1f} % |"
+                f"| {row['model']} | {row['ranks']} | `{row['chosen']}` | {100 * row['slower']:.1f} % "
+                f"| {f'`{plan}`' if plan else ''} | {''.join(ours)} |"
             )
     return lines
 

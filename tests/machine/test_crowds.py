@@ -35,6 +35,21 @@ def test_ranks_that_shared_cores_when_a_sum_was_measured_worked_only_a_part_of_i
     assert crowded().sum_seconds(tier, ranks, 1e6) == share * whole
 
 
+@pytest.mark.parametrize(("measured", "share"), [(0, 1.0), (2, 1.0), (4, 0.5), (8, 0.25)])
+def test_ranks_that_shared_cores_when_an_exchange_was_measured_worked_only_a_part_of_it(measured, share):
+    tier = Tier("node", 0, Link(1.0, 1e9), exchange=Link(1.5, 1e9), crowd=measured)
+    assert crowded().exchange_seconds(tier, 1e9) == share * 2.5
+
+
+def test_sums_of_which_two_are_under_way_have_a_price_of_their_own_where_one_was_measured():
+    one, many = Link(1.0, 1e9), Link(0.6, 1e9)
+    alone = (Collective("all_reduce", 2, one),)
+    tier = Tier("node", 0, one, collectives=(*alone, Collective("all_reduces", 2, many)), crowd=2)
+    assert crowded().sum_seconds(tier, 2, 1e9, many=True) == pytest.approx(1.6)
+    assert crowded().sum_seconds(tier, 2, 1e9) == pytest.approx(2.0)
+    assert crowded().sum_seconds(Tier("node", 0, one, collectives=alone), 2, 1e9, many=True) == 2.0
+
+
 def test_sums_between_many_nodes_are_no_cheaper_for_the_number_of_ranks():
     tier = Tier("machine", 0, Link(1.0, 1e9))
     whole = tier.collective_seconds("all_reduce", 1024, 1e6)

@@ -60,8 +60,21 @@ def random_dims(seed: int) -> int:
     return 3 if seed % 5 == 4 else 2
 
 
+def calm(model: nn.Module) -> nn.Module:
+    """Let batch norms amplify nothing, so that rounding stays rounding through a thousand layers.
+
+    As they are made, narrow and untrained on small images, deep networks turn a change in the last bit of
+    the input into one of a per mille: nobody could tell then whether a plan is exact.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d | nn.BatchNorm3d):
+            module.eps = 1.0
+            nn.init.constant_(module.weight, 0.5)
+    return model
+
+
 def _zoo(name: str) -> Callable[..., nn.Module]:
-    return lambda **settings: zoo.build(name, **{**ZOO[name][0], **settings})
+    return lambda **settings: calm(zoo.build(name, **{**ZOO[name][0], **settings}))
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {name: _zoo(name) for name in ZOO}

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from transparency.compare import ZERO_GRADIENT
+
 FILE = Path(__file__).with_name("result.jsonl")
 # What a case runs: a change elsewhere, in the oracle or for Keras, leaves its result as it was.
 SOURCES = (
@@ -22,6 +24,11 @@ SOURCES = (
     ":!src/shardwise/graph/keras",
     ":!src/shardwise/runtime/calibrate",
     ":!src/shardwise/training/auto.py",
+)
+# How results are compared and on which networks belongs to what was run too.
+SOURCES = (
+    *SOURCES,
+    *(f"tests/transparency/{name}.py" for name in ("cases", "compare", "harness", "models", "random_cnn")),
 )
 QUANTITIES = ("loss", "input gradient", "weight gradient", "statistics", "weights")
 
@@ -85,18 +92,19 @@ def summarise(names: Iterable[str]) -> str:
         f"{len(entries)} of {len(wanted)} cases were run in {minutes:.0f} minutes: "
         f"{len(entries) - len(failed)} passed, {len(failed)} failed.",
         "",
-        "| worst error, at most 1e-10 | " + " | ".join(QUANTITIES) + " | cases | with noise |",
+        "| worst error, at most 1e-10 | " + " | ".join(QUANTITIES) + f" | {ZERO_GRADIENT} | cases |",
         "|---" * (len(QUANTITIES) + 3) + "|",
     ]
     for transport in sorted({entry["transport"] for entry in entries}):
         mine = [e["worst"] for e in entries if e["transport"] == transport and e["passed"]]
-        cells = [f"{max((worst.get(kind, 0.0) for worst in mine), default=0.0):.1e}" for kind in QUANTITIES]
-        noisy = sum("noise" in worst for worst in mine)
-        lines.append(f"| {transport} | {' | '.join(cells)} | {len(mine)} | {noisy} |")
+        kinds = (*QUANTITIES, ZERO_GRADIENT)
+        cells = [f"{max((worst.get(kind, 0.0) for worst in mine), default=0.0):.1e}" for kind in kinds]
+        lines.append(f"| {transport} | {' | '.join(cells)} | {len(mine)} |")
     lines += [
         "",
-        "*With noise*: some tensor is zero or nearly cancels in exact arithmetic, so its error was judged by",
-        "how far one device is from itself (see `compare.py`); such tensors are not in the columns before.",
+        f"*{ZERO_GRADIENT.capitalize()}*: gradients that are zero in exact arithmetic, as of a bias in front",
+        "of a batch norm, hold nothing but rounding; above 1e-10 they are judged by how far one device is",
+        "from itself (see `compare.py`).",
         "",
         *(f"- failed: {name}" for name in failed),
     ]

@@ -171,6 +171,11 @@ class Machine:
             return seconds
         return seconds * min(1.0, self.node.cores / min(measured.ranks, tier.crowd or measured.ranks))
 
+    def exchange_seconds(self, tier: Tier, nbytes: float) -> float:
+        """Return what each of two ranks works while they exchange messages; see `sum_seconds`."""
+        crowded = self.device.host and tier.crowd > self.node.cores
+        return tier.exchange_seconds(nbytes) * (self.node.cores / tier.crowd if crowded else 1.0)
+
     def with_ranks_per_node(self, ranks: int) -> Machine:
         """Return the machine with each node's devices shared out evenly over so many ranks."""
         if ranks < 1:

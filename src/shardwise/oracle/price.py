@@ -258,7 +258,8 @@ class _Pricer:
             tier = self._tier(self.ranks[rank], self.ranks[peer])
             both = out > 0 and arriving > 0
             larger = max(out, arriving)
-            seconds += tier.exchange_seconds(larger) if both else tier.message_seconds(larger)
+            exchange = self.machine.exchange_seconds
+            seconds += exchange(tier, larger) if both else tier.message_seconds(larger)
         return tuple(self.ranks[peer] for peer in traffic), seconds
 
     def _tier(self, one: int, other: int) -> Tier:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from shardwise.machine import Collective, Curve, Link, Tier
 from shardwise.runtime.calibrate.clock import typical
 from shardwise.runtime.calibrate.job import measure
+from shardwise.runtime.poller import cores
 from shardwise.runtime.session import current
 from shardwise.runtime.wire import Parcel, Pending, Wire, empty, wire_of
 
@@ -167,17 +168,19 @@ def _ping_pong(wire: Wire, rank: int, size: int, nbytes: int) -> Callable[[], fl
 
 
 def _exchange(wire: Wire, rank: int, size: int, nbytes: int) -> Callable[[], float | None]:
-    """Exchange with the neighbour of one's pair, both ways at once, as a halo exchange does."""
-    if rank > 1:
+    """Exchange with the neighbour of one's pair, both ways at once, as a halo exchange does.
+
+    Where ranks share cores all pairs do so at once: whom a message wakes has to wait for a core.
+    """
+    peer = rank ^ 1
+    if peer >= size or (rank > 1 and size <= cores()):
         return lambda: 0.0
     if nbytes < _LARGE:
-        return _crossing(wire, 1 - rank, nbytes)
+        return _crossing(wire, peer, nbytes)
     # What leaves was just written; where it arrives was last touched a step ago, and is in no cache.
     leaving, lines = _buffer(nbytes), []
     for _ in range(max(2, _BEYOND_CACHE // nbytes)):
-        lines.append(
-            wire.line([Parcel(1 - rank, _buffer(nbytes))], [Parcel(1 - rank, leaving)], 2, "exchange")
-        )
+        lines.append(wire.line([Parcel(peer, _buffer(nbytes))], [Parcel(peer, leaving)], 2, "exchange"))
     turns = itertools.cycle(lines)
 
     def run() -> float:
