@@ -60,7 +60,9 @@ def split(case: str, plan: str) -> tuple[Run, int, int]:
     def step(_: bool) -> None:
         trainer.step_local(shapes, parts)
 
-    return step, sum(part.nbytes for part in parts), trainer.engine(shapes).buffer_bytes
+    engine = trainer.engine(shapes)
+    sums = engine.reducer.buffer_bytes if engine.reducer is not None else 0
+    return step, sum(part.nbytes for part in parts), engine.buffer_bytes + sums
 
 
 def main() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ranks import run_ranks
 from shardwise.runtime import regrid, shared_norm
@@ -36,6 +38,26 @@ def without_a_halos_backward(case: Case) -> dict[str, float]:
 
     with mock.patch.object(regrid.Exchange, "start", emptied):
         return sound(case)
+
+
+def without_one_halos_backward(case: Case) -> dict[str, float]:
+    """Let one halo's gradient, on one rank, stay where it is."""
+    start, dropped = regrid.Exchange.start, []
+
+    def emptied(self: regrid.Exchange, tensor: torch.Tensor | None) -> None:
+        mine = dist.get_rank() == 1 and self.what.endswith("(backward)") and tensor is not None
+        if mine and self.pack and not dropped:
+            dropped.append(self)
+        if tensor is not None and self in dropped:
+            tensor = tensor.clone()
+            for piece in self.pack:
+                tensor[piece.slices] = 0.0
+        start(self, tensor)
+
+    with mock.patch.object(regrid.Exchange, "start", emptied):
+        found = sound(case)
+    assert dropped or dist.get_rank() != 1
+    return found
 
 
 def with_local_statistics(case: Case) -> dict[str, float]:
@@ -72,23 +94,34 @@ def test_nothing_is_found_where_nothing_is_wrong(transport: str) -> None:
         assert run_ranks(sound, case.ranks, transport, (case,))[0] == {}
 
 
-def test_a_dropped_halo_gradient_is_found() -> None:
-    found = run_ranks(without_a_halos_backward, PLAIN.ranks, "mpi4py", (PLAIN,))[0]
+@pytest.mark.parametrize("transport", ["mpi4py", "gloo"])
+@pytest.mark.parametrize("halo", ["layer", "fused"])
+def test_one_dropped_halo_gradient_of_one_rank_is_found(halo: str, transport: str) -> None:
+    case = replace(CHAIN, plan=f"{CHAIN.plan} halo={halo}")
+    found = run_ranks(without_one_halos_backward, case.ranks, transport, (case,))[0]
+    assert found["gradient of input 0"] > 1e-3
+
+
+@pytest.mark.parametrize("transport", ["mpi4py", "gloo"])
+def test_a_dropped_halo_gradient_is_found(transport: str) -> None:
+    found = run_ranks(without_a_halos_backward, PLAIN.ranks, transport, (PLAIN,))[0]
     assert found["gradient of input 0"] > 1e-3
     assert found["gradient of 0.weight"] > 1e-3
     # The last layer sees no halo's gradient: in the first step it would still be right.
     assert "loss" in found
 
 
-def test_local_batch_norm_sums_are_found() -> None:
-    found = run_ranks(with_local_statistics, CHAIN.ranks, "mpi4py", (CHAIN,))[0]
+@pytest.mark.parametrize("transport", ["mpi4py", "gloo"])
+def test_local_batch_norm_sums_are_found(transport: str) -> None:
+    found = run_ranks(with_local_statistics, CHAIN.ranks, transport, (CHAIN,))[0]
     assert found["loss"] > 1e-6
     assert found["state 2.running_mean"] > 1e-6
     assert found["gradient of 1.weight"] > 1e-3
 
 
-def test_averaged_tile_gradients_are_found() -> None:
-    found = run_ranks(with_averaged_tiles, PLAIN.ranks, "mpi4py", (PLAIN,))[0]
+@pytest.mark.parametrize("transport", ["mpi4py", "gloo"])
+def test_averaged_tile_gradients_are_found(transport: str) -> None:
+    found = run_ranks(with_averaged_tiles, PLAIN.ranks, transport, (PLAIN,))[0]
     assert found["gradient of 0.weight"] > 0.1
     assert found["gradient of 3.weight"] > 0.1
 
