@@ -6,6 +6,9 @@ from collections import Counter
 
 import pytest
 
+from shardwise.plan import Plan
+from shardwise.program import Regrid
+from shardwise.program.lowered import lower
 from transparency.cases import (
     DEEPER,
     DEEPEST,
@@ -18,6 +21,7 @@ from transparency.cases import (
     product,
     subset,
 )
+from transparency.harness import _graph as captured
 from transparency.harness import check
 from transparency.record import record, summarise
 
@@ -45,6 +49,17 @@ def test_the_default_suite_meets_every_random_network_and_every_split() -> None:
     assert {p.model for p in CHOSEN if p.model.startswith("random")} == {f"random{s}" for s in RANDOM_SEEDS}
     assert {p.split for p in CHOSEN} == {*SPLITS[2], *SPLITS[3]}
     assert {(p.halo, p.transport) for p in CHOSEN} >= {("fused", "gloo"), ("fused", "mpi4py")}
+
+
+@pytest.mark.parametrize("model", ["random1", "unet", "vgg16", "resnet18"])
+@pytest.mark.parametrize("split", ["spatial=2x1", "spatial=2x2"])
+def test_fused_cases_exchange_less_often(model: str, split: str) -> None:
+    def exchanges(halo: str) -> int:
+        case = Point(model, split, halo, 1, "gloo").case
+        stage = lower(captured(case), Plan.parse(case.plan)).stage(0, 0, 0)
+        return sum(isinstance(op, Regrid) for op in stage.ops)
+
+    assert 0 < exchanges("fused") < exchanges("layer")
 
 
 def test_the_product_is_what_it_says() -> None:
