@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 Step = Callable[[], object]
+# The first steps bind and allocate, and find the memory that others gave back.
+_UNTIMED = 3
 
 
 def launch(script: Path, ranks: int, transport: str, *args: object) -> dict[str, Any]:
@@ -41,14 +43,14 @@ def in_turns(steps: Mapping[str, Step], repeats: int) -> dict[str, float]:
 
     times: dict[str, list[float]] = {name: [] for name in steps}
     order = list(steps)
-    for repeat in range(repeats + 1):
+    for repeat in range(_UNTIMED + repeats):
         # Whoever comes first finds what the last one of the round before left; everybody is first in turn.
         order = order[1:] + order[:1]
         for name in order:
             dist.barrier()
             start = time.perf_counter()
             steps[name]()
-            if repeat:
+            if repeat >= _UNTIMED:
                 times[name].append(time.perf_counter() - start)
     medians = {name: statistics.median(found) for name, found in times.items()}
     gathered: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
