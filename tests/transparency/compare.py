@@ -3,11 +3,11 @@
     error = max|a - b| / max(max|b|, 1e-6 x the model's largest gradient)  <=  1e-10        in float64
 
 Some gradients are zero in exact arithmetic: those of a bias in front of a batch norm, or of a norm in front
-of a norm. Both sides hold nothing but rounding then, which may be 1e-9 of the bound above. So the error of a
-gradient that is smaller than a millionth of the model's largest is accepted too if it is within ten times the
-noise floor of that tensor, measured in the same run: how far one device is from itself when its samples come
-in another order, or when inputs and first weights differ in their last bit. Losses, statistics, weights and
-all other gradients have the limit alone.
+of a norm; and so is the mean of a batch norm behind a norm. Both sides hold nothing but rounding then, which
+may be 1e-9 of the bound above. So the error of a gradient or a statistic that is smaller than a millionth of
+the model's largest gradient is accepted too if it is within ten times the noise floor of that tensor,
+measured in the same run: how far one device is from itself when its samples come in another order, or when
+inputs and first weights differ in their last bit. Losses, weights and everything else have the limit alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLOOR_FACTOR = 10.0
 ZERO = 1e-6
 # Where even one device does not know such a tensor to this accuracy, the case is a bad one and fails.
 FLOOR_LIMIT = 1e-8
-ZERO_GRADIENT = "zero gradient"
+ZERO_GRADIENT, ZERO_STATISTIC = "zero gradient", "zero statistic"
 
 
 @dataclass
@@ -69,12 +69,12 @@ def errors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], largest:
 def worst_of(found: Outcome, expected: Outcome) -> dict[str, float]:
     """Return the largest error of each quantity, of which gradients that are only rounding are one."""
     mine = errors(found.tensors(), expected.tensors(), scale_of(expected))
-    zeros = zero_gradients(expected)
+    zeros = nothing_but_rounding(expected)
     weights = {f"state {name}" for name in found.gradients}
     result: dict[str, float] = {}
     for name, error in mine.items():
         if name in zeros:
-            kind = ZERO_GRADIENT
+            kind = ZERO_GRADIENT if name.startswith("gradient") else ZERO_STATISTIC
         elif name.startswith("gradient of input"):
             kind = "input gradient"
         elif name.startswith("gradient"):
@@ -87,13 +87,13 @@ def worst_of(found: Outcome, expected: Outcome) -> dict[str, float]:
     return result
 
 
-def zero_gradients(expected: Outcome) -> set[str]:
-    """Return the names of gradients that hold nothing but rounding, as in `Outcome.tensors`."""
-    largest = scale_of(expected)
+def nothing_but_rounding(expected: Outcome) -> set[str]:
+    """Return the names of gradients and statistics that are zero in exact arithmetic."""
+    bound = ZERO * scale_of(expected)
+    named = {f"gradient of {name}": gradient for name, gradient in expected.gradients.items()}
+    named |= {f"state {name}": t for name, t in expected.state.items() if name not in expected.gradients}
     return {
-        f"gradient of {name}"
-        for name, gradient in expected.gradients.items()
-        if not gradient.numel() or float(gradient.abs().max()) <= ZERO * largest
+        name for name, tensor in named.items() if not tensor.numel() or float(tensor.abs().max()) <= bound
     }
 
 
@@ -102,7 +102,7 @@ def failures(found: Outcome, expected: Outcome, again: Sequence[Outcome] = ()) -
     largest = scale_of(expected)
     mine = errors(found.tensors(), expected.tensors(), largest)
     bad = {name: error for name, error in mine.items() if not error <= LIMIT}
-    zeros = zero_gradients(expected) & bad.keys()
+    zeros = nothing_but_rounding(expected) & bad.keys()
     floors = [errors(other.tensors(), expected.tensors(), largest) for other in again] if zeros else []
     noise = {
         name
