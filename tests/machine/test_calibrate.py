@@ -37,7 +37,10 @@ def test_times_that_fall_with_size_are_corrected():
 
 def test_two_ranks_time_messages_and_collectives():
     tier = measure_network("gloo", 2, 1.0, sizes=(8, 4096, 262144))
-    assert {c.name for c in tier.collectives} == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+    names = {"all_reduce", "all_reduces", "all_gather", "reduce_scatter", "all_to_all"}
+    assert {c.name for c in tier.collectives} == names
+    assert tier.jitter is not None
+    assert all(seconds > 0 and part >= 0 for seconds, part in tier.jitter.points)
     assert 1e-7 < tier.message_seconds(8) <= tier.message_seconds(262144) < 10
     assert all(c.link.seconds(8) > 0 for c in tier.collectives)
     assert 0 <= tier.overlap <= 1
