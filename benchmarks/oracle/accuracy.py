@@ -161,7 +161,7 @@ def _rankings(files: list[dict[str, Any]]) -> list[str]:
     ]
     for file in files:
         for row in file["ranking"]:
-            plan = file["searched"].get(str(row["ranks"]), "")
+            plan = file.get("searched", {}).get(str(row["ranks"]), "")
             mine = [r for r in file["rows"] if r["ranks"] == row["ranks"]]
             best = min(r["measured_seconds"] for r in mine)
             ours = [f"{100 * (r['measured_seconds'] / best - 1):.1f} %" for r in mine if r["plan"] == plan]
