@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise import search
-from shardwise.commands.accuracy import Row, accuracy, report, rows_of
+from shardwise.commands.accuracy import Row, accuracy, report, rows_of, tiled
 from shardwise.commands.subject import build_model, training_graph
 from shardwise.commands.trials import Subject, Trial, measure_memory
 from shardwise.commands.validate import PLANS, SIZES, subjects
@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace) -> None:
         machine = calibrate(None, options.calibrate_seconds, (options.transport,), quiet=True)
         memory = not options.no_memory
         searched = best_plans(subject, machine, options.profile_seconds / 4)
-        plans = list(dict.fromkeys([*map(str, map(Plan.parse, plans_of(subject))), *searched.values()]))
+        plans = [*(str(Plan.parse(tiled(plan, subject))) for plan in PLANS), *searched.values()]
         rows, refused = rows_of([subject], plans, machine, options.repeats, options.profile_seconds, memory)
         found = report(rows, refused) | {
             "searched": searched,
@@ -81,12 +81,6 @@ def measure(options: argparse.Namespace) -> None:
         path.write_text(json.dumps(found, indent=1))
         mean = found["time_accuracy"]["mean"]
         print(f"{subject.name}: {100 * mean:.1f} % in {found['seconds']:.0f} s", flush=True)
-
-
-def plans_of(subject: Subject) -> list[str]:
-    """Return the plans of the matrix for a network with images or volumes."""
-    tiles = "x".join(["2", *["1"] * (len(subject.shape) - 2)])
-    return [plan.replace("{tiles}", tiles) for plan in PLANS]
 
 
 def best_plans(subject: Subject, machine: Machine, seconds: float) -> dict[int, str]:

@@ -172,7 +172,7 @@ def test_doctor_tells_what_run_would_use(
 
 
 def test_only_processes_of_the_job_are_ended() -> None:
-    address = "/tmp/shardwise-test/socket"
+    address = "socket of this job"
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     mine = subprocess.Popen(sleep, env=os.environ | {launch.ADDRESS: address})
     # What a finished rank's number may belong to by the time the job is cleared away.

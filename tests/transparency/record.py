@@ -24,10 +24,7 @@ SOURCES = (
     ":!src/shardwise/graph/keras",
     ":!src/shardwise/runtime/calibrate",
     ":!src/shardwise/training/auto.py",
-)
-# On which networks they run belongs to it too.
-SOURCES = (
-    *SOURCES,
+    # On which networks belongs to it too.
     *(f"tests/transparency/{name}.py" for name in ("cases", "harness", "models", "random_cnn")),
 )
 ZEROS = (ZERO_GRADIENT, ZERO_STATISTIC)

@@ -69,8 +69,7 @@ def _good(
 
     graph = training_graph(build_model(subject.name), subject.shape, subject.batch)
     good: dict[int, list[str]] = defaultdict(list)
-    tiles = "x".join(["2", *["1"] * (len(subject.shape) - 2)])
-    for text in (plan.replace("{tiles}", tiles) for plan in plans):
+    for text in dict.fromkeys(tiled(plan, subject) for plan in plans):
         plan = Plan.parse(text)
         try:
             check(plan, graph, batch=subject.batch)
@@ -78,6 +77,11 @@ def _good(
         except PlanError as error:
             refused.append({"model": subject.name, "plan": text, "reason": str(error)})
     return graph, good
+
+
+def tiled(plan: str, subject: Subject) -> str:
+    """Return a plan as it is written for a network of images or of volumes."""
+    return plan.replace("{tiles}", "x".join(["2", *["1"] * (len(subject.shape) - 2)]))
 
 
 def _measured(

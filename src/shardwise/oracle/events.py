@@ -269,21 +269,21 @@ def _speeds(
     for rank in running:
         nodes.setdefault(rank // per_node, []).append(rank)
     return {
-        rank: _speed(alone[rank], [alone[other] for other in ranks if other != rank], cores)
+        rank: min(1.0, cores / len(ranks)) * _gain(rank, ranks, cores, alone)
         for ranks in nodes.values()
         for rank in ranks
     }
 
 
-def _speed(mine: float, others: Sequence[float], cores: int) -> float:
-    """Return the speed of a rank at work beside others: 1 where every core has one like itself.
+def _gain(rank: int, ranks: Sequence[int], cores: int, alone: Mapping[int, float]) -> float:
+    """Return how much faster a rank works beside those at work on its node than beside others like itself.
 
     Two that slow each other down do so for want of memory bandwidth; beside one that needs less of it, or
     none, half of that is lost.
     """
-    share = min(1.0, cores / (1 + len(others)))
+    mine, others = alone[rank], len(ranks) - 1
     if mine == 1.0 or not others:
-        return share * mine
-    usual = sum(min(mine, other) for other in others) / len(others)
-    crowd = min(1.0, len(others) / max(1, cores - 1))
-    return share * mine / (1.0 + crowd * ((mine + usual) / 2 - 1.0))
+        return mine
+    usual = (sum(min(mine, alone[other]) for other in ranks) - mine) / others
+    crowd = min(1.0, others / max(1, cores - 1))
+    return mine / (1.0 + crowd * ((mine + usual) / 2 - 1.0))

@@ -83,7 +83,7 @@ def _add(
     """
     seconds = {d: fmean(r[d][0] for r in results) for d in results[0]}
     wide = {d: fmean(r[d][1] for r in results) for d in results[0]}
-    alone = {d: max(0.1, found[2]) for d, found in results[0].items()}
+    alone = {d: faster for d, (_, _, faster) in results[0].items()}
     if isinstance(what, Move):
         once = Direction.FORWARD.value
         profile.add(key, moved(what, seconds[once], wide[once], alone[once]))

@@ -71,7 +71,8 @@ class Timer:
         for (key, direction), values in self.times.items():
             usual, wide = statistics.median(values), spread(values)
             lonely = self.lonely.get((key, direction))
-            faster = usual / max(statistics.median(lonely), 1e-12) if lonely else 1.0
+            alone = statistics.median(lonely) if lonely else 0.0
+            faster = usual / alone if usual and alone else 1.0
             middle = more * usual
             if direction != Direction.BACKWARD_INPUT or key not in shares:
                 found.setdefault(key, {})[direction] = (middle, wide, faster)
