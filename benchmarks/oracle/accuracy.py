@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--calibrate-seconds", type=float, default=45.0)
     parser.add_argument("--profile-seconds", type=float, default=150.0, help="for the kernels of a network")
+    parser.add_argument("--search-ranks", default="2", help="for which the search's choice is trained too")
     parser.add_argument("--folder", type=Path, default=HERE / "measured")
     parser.add_argument("--output", type=Path, default=HERE / "result.md")
     parser.add_argument("--no-memory", action="store_true", help="times only: no fresh process per plan")
@@ -67,7 +68,8 @@ def measure(options: argparse.Namespace) -> None:
         start = time.monotonic()
         machine = calibrate(None, options.calibrate_seconds, (options.transport,), quiet=True)
         memory = not options.no_memory
-        searched = best_plans(subject, machine, options.profile_seconds / 4)
+        counts = [int(count) for count in options.search_ranks.split(",") if count]
+        searched = best_plans(subject, machine, counts, options.profile_seconds / 4)
         plans = [*(str(Plan.parse(tiled(plan, subject))) for plan in PLANS), *searched.values()]
         rows, refused = rows_of([subject], plans, machine, options.repeats, options.profile_seconds, memory)
         found = report(rows, refused) | {
@@ -83,12 +85,12 @@ def measure(options: argparse.Namespace) -> None:
         print(f"{subject.name}: {100 * mean:.1f} % in {found['seconds']:.0f} s", flush=True)
 
 
-def best_plans(subject: Subject, machine: Machine, seconds: float) -> dict[int, str]:
-    """Return what the search chooses for 2 and 4 ranks, all of them used."""
+def best_plans(subject: Subject, machine: Machine, counts: list[int], seconds: float) -> dict[int, str]:
+    """Return what the search chooses for some numbers of ranks, all of them used."""
     graph = training_graph(build_model(subject.name), subject.shape, subject.batch)
     return {
-        ranks: str(search(graph, machine, ranks, profile_seconds=seconds / 2, keep=1, all_ranks=True)[0].plan)
-        for ranks in (2, 4)
+        ranks: str(search(graph, machine, ranks, profile_seconds=seconds, keep=1, all_ranks=True)[0].plan)
+        for ranks in counts
     }
 
 

@@ -18,7 +18,9 @@ sys.path.insert(0, str(HERE.parent))
 from turns import conditions, launch  # noqa: E402  (found beside this folder)
 
 CASES = tuple(
-    f"{model}:{size}" for size in ("512:1", "512:2", "1024:1") for model in ("resnet50", "unet", "unet-nobn")
+    f"{model}:{size}"
+    for size in ("512:1", "512:2", "1024:1", "1024:2")
+    for model in ("resnet50", "unet", "unet-nobn")
 )
 BARS = {"resnet50": (1.8, 1.0), "unet": (1.8, 1.0), "unet-nobn": (1.9, 1.1)}
 

@@ -21,9 +21,7 @@ from shardwise.oracle.questions import over_ranks
 from shardwise.oracle.search import Ranking
 from shardwise.plan import Plan, PlanError
 from shardwise.plan.check import check
-from shardwise.runtime.calibrate import profile_kernels
-from shardwise.runtime.calibrate.chains import chains_of
-from shardwise.runtime.calibrate.demand import is_here, load_profile, stages_of
+from shardwise.runtime.calibrate.demand import complete, is_here, load_profile
 
 # A search profiles the shapes of so many of the best plans, in rounds, because times change the order.
 _PROFILED = 8
@@ -126,15 +124,12 @@ def profiled(
     if not is_here(machine):
         return None
     profile = _profile(machine)
-    if seconds > 0:
-        stages = stages_of(graph, machine, plans, batch)
-        if chains_of(stages, profile)[0]:
-            profile_kernels(profile, stages, seconds=seconds, ranks=machine.node.devices)
-            path = cache_path(machine.device.name, machine.device.threads)
-            profile.save(path)
-            # Predictions are remembered for a profile, so that another one must take its place.
-            _loaded.pop(path, None)
-            profile = _profile(machine)
+    if seconds > 0 and complete(profile, graph, machine, plans, batch, seconds):
+        path = cache_path(machine.device.name, machine.device.threads)
+        profile.save(path)
+        # Predictions are remembered for a profile, so that another one must take its place.
+        _loaded.pop(path, None)
+        profile = _profile(machine)
     return profile if profile.entries else None
 
 

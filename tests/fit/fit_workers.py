@@ -572,3 +572,20 @@ def local_norm_of_tiles() -> tuple[float, float]:
     F.cross_entropy(nn.Sequential(*rest)(joined), y).backward()
     wanted = {name: p.grad for name, p in whole.named_parameters() if not name.startswith("0.bias")}
     return cases.error(trainer.gradients(), wanted), cases.error(trainer.state_dict(), whole.state_dict())
+
+
+def lowerings(plan: str) -> list[int]:
+    """Return how often stages are lowered for images of two sizes: to train, again, to predict, again."""
+    from shardwise.program import lowered
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)).double()
+    sizes = [(torch.randn(2, 3, n, 9).double(), torch.zeros(2, 4, n, 9).double()) for n in (8, 12)]
+    trainer = sw.Trainer(model, sizes[0], plan, loss=F.mse_loss)
+    found = []
+    with mock.patch.object(lowered, "lower_stage", wraps=lowered.lower_stage) as lower:
+        for predicts in (False, False, True, True):
+            for x, y in sizes:
+                _ = trainer.predict(x) if predicts else trainer.step(x, y)
+            found.append(lower.call_count - sum(found))
+    return found

@@ -120,3 +120,11 @@ def test_the_same_over_gloo():
     batches = ((4, 10), (3, 11))
     args = (cases.classifier, cases.images, plan, batches, F.cross_entropy)
     assert worst(*args, ranks=2, transport="gloo") < BOUND
+
+
+@pytest.mark.parametrize("plan", ["spatial=2x1", "stages=2 micro_batches=2"])
+def test_programs_are_lowered_once_for_each_size_and_kind_of_pass(plan):
+    for train, again, predict, once_more in run_ranks(workers.lowerings, 2, args=(plan,)):
+        assert train >= 1  # the example's were lowered before
+        assert predict >= 2
+        assert (again, once_more) == (0, 0)

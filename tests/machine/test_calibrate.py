@@ -129,3 +129,11 @@ def test_kernels_of_a_program_are_measured_on_busy_ranks():
     assert price_stage(program, machine(), profile).flags == set()
     conv = next(task for task in tasks if task.layer.op == "conv")
     assert profile.room(conv, Direction.FORWARD) >= conv.out.size * 4
+    # What was measured with a core for each is measured in a crowd too when asked for, and keeps its time.
+    times = {key: entry.seconds for key, entry in profile.entries.items()}
+    assert not any(entry.crowded for entry in profile.entries.values())
+    assert profile_kernels(profile, [program], seconds=5.0, ranks=2, crowd=4) == []
+    assert {key: entry.seconds for key, entry in profile.entries.items()} == times
+    factors = [factor for entry in profile.entries.values() for factor in entry.crowded.values()]
+    assert len(factors) >= len(times)
+    assert all(1.0 <= factor < 1000.0 for factor in factors)

@@ -6,9 +6,10 @@ import pytest
 from oracle_cases import machine, small_graph
 
 import shardwise as sw
-from shardwise import ask
+from shardwise.machine import Node
 from shardwise.oracle.moves import Move
 from shardwise.oracle.profile import measured, moved
+from shardwise.runtime.calibrate import demand
 from shardwise.runtime.calibrate.chains import chains_of
 from shardwise.runtime.calibrate.device import device_name
 
@@ -19,17 +20,21 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("SHARDWISE_CACHE", str(tmp_path))
     asked = []
 
-    def profile_kernels(profile, programs, *, seconds, ranks=None):
-        chains, _ = chains_of(programs, profile)
-        missing = {k: what for chain in chains for k, what in chain.keys().items() if not profile.knows(k)}
-        asked.append((seconds, len(missing)))
+    def profile_kernels(profile, programs, *, seconds, ranks=None, crowd=0):
+        chains, _ = chains_of(programs, profile, crowd > 0)
+        missing = {
+            k: what for chain in chains for k, what in chain.keys().items() if not profile.knows(k, crowd > 0)
+        }
+        if missing:
+            asked.append((seconds, len(missing)))
         for key, what in missing.items():
             times = dict.fromkeys(("forward", "backward_input", "backward_weight"), 1e-3)
-            entry = moved(what, 1e-3, 0.0) if isinstance(what, Move) else measured(what, times, {})
-            profile.add(key, entry)
+            spread, crowded = dict.fromkeys(times, 0.0), dict.fromkeys(times, 1.5) if crowd else {}
+            add = moved if isinstance(what, Move) else measured
+            profile.add(key, add(what, times, spread, crowded=crowded))
         return []
 
-    monkeypatch.setattr(ask, "profile_kernels", profile_kernels)
+    monkeypatch.setattr(demand, "profile_kernels", profile_kernels)
     device = dataclasses.replace(machine().device, name=device_name())
     return machine(device=device), asked
 
@@ -70,3 +75,18 @@ def test_other_machines_are_not_measured(here):
     sw.predict(small_graph(), "data=2", machine(), profile_seconds=3.0)
     sw.search(small_graph(), "lassen", 1, profile_seconds=3.0, keep=1)
     assert asked == []
+
+
+def test_ranks_without_a_core_each_pay_what_computations_take_more_there(here):
+    where, asked = here
+    device = dataclasses.replace(where.device, host=True, update_bytes_per_second=1e30)
+    few = where.replace(device=device)
+    graph = small_graph()
+    roomy = sw.predict(graph, "data=2", few, profile_seconds=3.0)
+    crowd = few.replace(node=Node(1, 1), nodes=1)
+    tight = sw.predict(graph, "data=2", crowd, profile_seconds=3.0)
+    # The same computations are measured again, for how they fare in a crowd.
+    assert len(asked) == 2
+    forward = [p.breakdown[0]["forward"] for p in (roomy, tight)]
+    # Two ranks on one core take twice as long, and each takes half as much again of its time.
+    assert forward[1] == pytest.approx(3 * forward[0])

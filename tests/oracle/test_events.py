@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.machine import Curve
-from shardwise.oracle.events import DeadlockError, Event, Kind, simulate
+from shardwise.oracle.events import DeadlockError, Event, Kind, Speed, simulate
 
 # A tenth of any work.
 LATE = Curve(((1.0, 0.1),))
@@ -116,21 +116,29 @@ def test_no_second_of_work_is_lost_and_no_rank_is_faster_than_its_work(columns, 
 def test_a_rank_that_works_alone_may_be_faster():
     lists = {0: [work(2.0), meet("a", (0, 1), 0.0)], 1: [work(1.0), meet("a", (0, 1), 0.0)]}
     # One second with both at work, then the rest of rank 0 at twice the speed.
-    spans = simulate(lists, cores=2, alone={0: 2.0, 1: 2.0})
+    spans = simulate(lists, cores=2, paces={0: Speed(2.0), 1: Speed(2.0)})
     assert end(spans, 0) == pytest.approx(1.5)
     assert end(simulate(lists, cores=2), 0) == pytest.approx(2.0)
 
 
 def test_beside_one_that_needs_less_memory_half_of_the_slowdown_is_lost():
     lists = {0: [work(3.0)], 1: [work(9.0)]}
-    spans = simulate(lists, cores=2, alone={0: 2.0, 1: 1.0})
+    spans = simulate(lists, cores=2, paces={0: Speed(2.0), 1: Speed(1.0)})
     # Rank 0 takes 1.5 s alone and 3 s beside one like itself; rank 1 is as fast as ever.
     assert end(spans, 0) == pytest.approx(2.25)
     assert end(spans, 1) == pytest.approx(9.0)
     # Four on two cores: each has one for half of the time, beside two like itself and one that needs nothing.
     lists = {rank: [work(1.0)] for rank in range(4)}
-    spans = simulate(lists, cores=2, alone={0: 1.0, 1: 2.0, 2: 2.0, 3: 2.0})
+    spans = simulate(lists, cores=2, paces={0: Speed(), 1: Speed(2.0), 2: Speed(2.0), 3: Speed(2.0)})
     assert end(spans, 1) == pytest.approx(2.0 * (2.0 + 5 / 3) / 2 / 2.0)
+
+
+def test_more_ranks_than_cores_take_more_of_their_time():
+    lists = {0: [work(1.0)], 1: [work(1.0)], 2: [work(2.0)]}
+    spans = simulate(lists, cores=2, paces=dict.fromkeys(lists, Speed(crowded=1.25)))
+    # Three share two cores until two are done, and then the last one has a core of its own.
+    assert end(spans, 0) == end(spans, 1) == pytest.approx(1.5 * 1.25)
+    assert end(spans, 2) == pytest.approx(1.5 * 1.25 + 1.0)
 
 
 def test_ranks_that_meet_are_late_by_a_part_of_what_they_did_since_they_met():

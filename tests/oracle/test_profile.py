@@ -88,7 +88,7 @@ def test_copies_are_answered_as_measured_or_scaled_by_their_bytes():
     ]
     profile = filled([])
     assert profile.moving(moves[0]) == Fixed().moving(moves[0])
-    profile.add(moves[0].key, moved(moves[0], 0.5, 0.05))
+    profile.add(moves[0].key, moved(moves[0], {"forward": 0.5}, {"forward": 0.05}))
     assert profile.moving(moves[0]) == Estimate(0.5, 0.05)
     other = next(m for m in moves if m.nbytes != moves[0].nbytes)
     scaled = profile.moving(other)
@@ -134,7 +134,17 @@ def test_a_later_profile_renews_the_times_and_tells_how_the_machine_changed():
 def test_what_ranks_wait_and_gain_together_survives_the_file(tmp_path):
     (task, *_) = tasks("data=2")
     profile = Profile("here", 1, Fixed(), worked=4.0, waited=1.0)
-    profile.add(key_of(task), measured(task, {"forward": 1.0}, {"forward": 0.1}, None, {"forward": 1.5}))
+    others = ({"forward": 1.5}, {"forward": 1.25})
+    profile.add(key_of(task), measured(task, {"forward": 1.0}, {"forward": 0.1}, None, *others))
     profile.save(tmp_path / "kernels.json")
     found = Profile.load(tmp_path / "kernels.json", "here", 1, Fixed())
-    assert (found.lateness(), found.seconds(task, Direction.FORWARD).alone) == (0.25, 1.5)
+    estimate = found.seconds(task, Direction.FORWARD)
+    assert (found.lateness(), estimate.alone, estimate.crowded) == (0.25, 1.5, 1.25)
+    assert found.knows(key_of(task), crowded=True)
+
+
+def test_what_was_not_measured_in_a_crowd_is_not_known_there():
+    (task, *_) = tasks("data=2")
+    profile = filled([(task, 0.5)])
+    assert profile.knows(key_of(task))
+    assert not profile.knows(key_of(task), crowded=True)

@@ -137,6 +137,18 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
     "max pool 3 stride 2": lambda: between(nn.MaxPool2d(3, 2)),
     "avg pool uncounted": lambda: between(nn.AvgPool2d(3, 1, 1, count_include_pad=False)),
     "transposed 3": lambda: between(nn.ConvTranspose2d(4, 4, 3, 2, 1, 1)),
+    "signal": lambda: nn.Sequential(
+        nn.Conv1d(3, 4, 5, stride=2, padding=2),
+        *(nn.BatchNorm1d(4), nn.ReLU(), nn.MaxPool1d(3, 1, 1)),
+        nn.ConvTranspose1d(4, 4, 4, stride=2, padding=1),
+        nn.Conv1d(4, 2, 3, padding=1),
+    ),
+    "narrowing": lambda: nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ReLU()),
+        *(nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
+    ),
     "skip": Skip,
     "unused": Unused,
     "opaque": Opaque,

@@ -88,10 +88,11 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("transport", ["mpi4py", "gloo"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_all_ranks_communicate_in_one_order(name: str) -> None:
+def test_all_ranks_communicate_in_one_order(name: str, transport: str) -> None:
     case = CASES[name]
-    logs: list[list[Event]] = run_ranks(recorded, case.ranks, "mpi4py", (case,))
+    logs: list[list[Event]] = run_ranks(recorded, case.ranks, transport, (case,))
     assert any(logs)
     # Every group of ranks adds up the same tensors in the same order.
     groups = {event[1] for log in logs for event in log if event[0] == "sum"}

@@ -68,15 +68,19 @@ OURS = {
     "batch norm counts the frames of all replicas": Case("frames", (4, 6, 9, 11), "data=2"),
     "batch norm counts the frames of an uneven batch": Case("frames", (3, 6, 9, 11), "data=2 spatial=2x1"),
     "batch norm counts both twins of all replicas": Case("twins", (4, 3, 9, 10), "data=2"),
+    "one dimension": Case("signal", (3, 3, 37), "spatial=3"),
+    "one dimension with fused halos": Case("signal", (2, 3, 41), "spatial=2 halo=fused"),
+    "filters behind tiles": Case("narrowing", ODD, "spatial=2x2 tail=filter"),
+    "filters behind tiles of two replicas": Case("narrowing", ODD, "data=2 spatial=2x1 tail=filter"),
     "parameters that nothing uses": Case("unused", ODD, "spatial=2x1"),
 }
 CASES = HY_FI | PEERS | OURS
 
 
+@pytest.mark.parametrize("transport", ["mpi4py", "gloo"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_regression(name: str) -> None:
-    # Alternate: every other case on Gloo.
-    check(CASES[name], ("mpi4py", "gloo")[list(CASES).index(name) % 2])
+def test_regression(name: str, transport: str) -> None:
+    check(CASES[name], transport)
 
 
 def test_stride_2_on_width_18_over_two_tiles_makes_5_and_4_columns() -> None:

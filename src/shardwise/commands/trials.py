@@ -70,6 +70,8 @@ def measure_trials(
         One measurement per trial, or the words of the error that refused it; and chains of computations with
         what each rank that has a core found about them.
     """
+    from shardwise.runtime.calibrate.chains import groups_of
+
     sizes_found = measure_memory(trials, ranks, transport, deadline) if memory else [(0, 0)] * len(trials)
     good = [i for i, found in enumerate(sizes_found) if not isinstance(found, str)]
     results: list[Any] = list(sizes_found)
@@ -119,19 +121,6 @@ def _job(function: str, arguments: Any, ranks: int, transport: str, deadline: fl
         return str(error)
 
 
-def groups_of(sizes: Sequence[int], limit: float) -> list[list[int]]:
-    """Put trials into groups, in order, each of which fits into memory at once."""
-    groups: list[list[int]] = []
-    used = 0.0
-    for i, size in enumerate(sizes):
-        if not groups or used + size > limit:
-            groups.append([])
-            used = 0.0
-        groups[-1].append(i)
-        used += size
-    return groups
-
-
 def _together(steps: Sequence[Sequence[float]], memory: tuple[int, int]) -> Measurement:
     """Take the slowest rank of every repeat."""
     slowest = [max(times) for times in zip(*steps, strict=True)]
@@ -157,7 +146,10 @@ def run_memory(trial: Any) -> tuple[int, int] | str:
 
 
 def run_times(arguments: Any) -> tuple[list[list[float]], list[Any] | None]:
-    """Be one rank: return the seconds of every step of some trials, taken in turn, and of some chains."""
+    """Be one rank: return the seconds of every step of some trials, taken in turn, and of some chains.
+
+    Every timed step follows one of the same trial.
+    """
     import torch.distributed as dist
 
     from shardwise.runtime.calibrate.turns import Turns
@@ -168,12 +160,15 @@ def run_times(arguments: Any) -> tuple[list[list[float]], list[Any] | None]:
     found: list[list[float]] = [[] for _ in trials]
     for turn in range(_UNTIMED + repeats):
         for step, seconds in zip(steps, found, strict=True):
+            # Training goes on and on: a step finds caches and memory as one like it left them.
+            step()
+            if turn < _UNTIMED:
+                continue
             if dist.is_initialized():
                 dist.barrier()
             start = time.perf_counter()
             step()
-            if turn >= _UNTIMED:
-                seconds.append(time.perf_counter() - start)
+            seconds.append(time.perf_counter() - start)
         if turn >= _UNTIMED:
             turns.turn()
     return found, turns.results()

@@ -34,6 +34,7 @@ class Device:
             the memory bandwidth.
         overhead_segment_forward_seconds, overhead_segment_backward_seconds: software cost of entering and
             leaving the computations between two communications.
+        overhead_gradient_seconds: software cost of noting that a gradient that is to be summed is there.
         update: how long updating one parameter of so many bytes takes, where that was measured.
         alone_speedup: how much faster a rank computes while the other cores of its node are idle.
         update_alone_speedup: how much faster it updates weights then.
@@ -54,6 +55,7 @@ class Device:
     host: bool = False
     overhead_segment_forward_seconds: float = 0.0
     overhead_segment_backward_seconds: float = 0.0
+    overhead_gradient_seconds: float = 0.0
     update: Link | None = None
     alone_speedup: float = 1.0
     update_alone_speedup: float = 1.0
@@ -151,6 +153,11 @@ class Machine:
     def with_crowd(self, ranks: int) -> Machine:
         """Return the machine with the network figures for so many ranks that share a node."""
         return dataclasses.replace(self, crowd=ranks)
+
+    @property
+    def crowded(self) -> bool:
+        """Tell whether more ranks than cores share a node and take turns."""
+        return self.device.host and self.crowd > self.node.cores
 
     @property
     def jitter(self) -> Curve | None:

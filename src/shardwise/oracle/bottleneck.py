@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from shardwise.machine import Curve, Link, Machine, Tier
-from shardwise.oracle.events import Event, simulate
+from shardwise.oracle.events import Event, Speed, simulate
 
 Lists = Mapping[int, Sequence[Event]]
 
@@ -38,7 +38,7 @@ def explain(
     machine: Machine | None = None,
     seconds_on: Callable[[Machine], float] | None = None,
     jitter: Curve | None = None,
-    alone: Mapping[int, float] | None = None,
+    paces: Mapping[int, Speed] | None = None,
 ) -> str:
     """Return what the slowest rank waits for most, which remedy would save most, and which comes next.
 
@@ -50,7 +50,7 @@ def explain(
         machine: to ask for better networks, with
         seconds_on: the step's seconds on another machine.
         jitter: by which part of their work ranks that meet are late, over the seconds of it.
-        alone: how much faster each rank is while the other cores are idle.
+        paces: how fast each rank is beside others.
     """
     present = {event.category for events in lists.values() for event in events}
     remedies = dict(REMEDIES)
@@ -59,7 +59,7 @@ def explain(
     savings = []
     for words, categories in remedies.items():
         if step > 0 and present & set(categories):
-            again = _replayed(lists, cores, categories, ranks_per_node, alone, jitter)
+            again = _replayed(lists, cores, categories, ranks_per_node, paces, jitter)
             savings.append((1 - again / step, words))
     if machine is not None and seconds_on is not None and step > 0 and present & set(_messages()):
         for words, better in _networks(machine):
@@ -131,7 +131,7 @@ def _replayed(
     cores: int,
     categories: tuple[str, ...],
     ranks_per_node: int,
-    alone: Mapping[int, float] | None,
+    paces: Mapping[int, Speed] | None,
     jitter: Curve | None,
 ) -> float:
     """Return the seconds of the step with some categories twice as fast."""
@@ -142,5 +142,5 @@ def _replayed(
         return event._replace(seconds=event.seconds / 2, flight=event.flight / 2)
 
     changed = {rank: [halved(event) for event in events] for rank, events in lists.items()}
-    spans = simulate(changed, cores=cores, ranks_per_node=ranks_per_node, alone=alone, jitter=jitter)
+    spans = simulate(changed, cores=cores, ranks_per_node=ranks_per_node, paces=paces, jitter=jitter)
     return max((span.end for span in spans), default=0.0)

@@ -9,8 +9,9 @@ Every rank has a list of events that it goes through in order:
     LAUNCH    join a collective `key` of `peers` that needs `flight` seconds once all have joined; go on
     WAIT      wait until the collective `key` is done
 
-With more ranks than cores on a node the ranks that work share them evenly; those that wait use none. With
-fewer at work than there are cores, or with others that need less of the memory, each of them may be faster.
+With more ranks than cores on a node the ranks that work share them evenly, and take turns in the caches;
+those that wait use none. With fewer at work than there are cores, or with others that need less of the
+memory, each of them may be faster.
 """
 
 from __future__ import annotations
@@ -66,6 +67,18 @@ class Span(NamedTuple):
     label: str = ""
 
 
+class Speed(NamedTuple):
+    """How fast a rank works beside more or fewer others than there are cores.
+
+    Args:
+        alone: how much faster than with others like itself on all cores while these are idle.
+        crowded: how much more of a core's time the same work takes while more ranks than cores work.
+    """
+
+    alone: float = 1.0
+    crowded: float = 1.0
+
+
 class DeadlockError(RuntimeError):
     """Say which rank waits for what when nothing moves any more."""
 
@@ -83,7 +96,7 @@ def simulate(
     *,
     cores: int = 0,
     ranks_per_node: int = 0,
-    alone: Mapping[int, float] | None = None,
+    paces: Mapping[int, Speed] | None = None,
     jitter: Curve | None = None,
 ) -> tuple[Span, ...]:
     """Run the event lists of all ranks; return what each did when, waiting included as "bubble".
@@ -92,17 +105,16 @@ def simulate(
         lists: events by rank.
         cores: cores of a node; 0: every rank has what it needs.
         ranks_per_node: consecutive ranks that share them; 0: all ranks are on one node.
-        alone: how much faster than with others like itself on all cores each rank works while these are
-            idle; default: not at all.
+        paces: how fast each rank works beside others; default: as fast as ever.
         jitter: by which part of what they did since they last waited for others ranks that meet are late,
             over the seconds of that.
     """
     simulation = _Simulation(lists, jitter)
     per_node = ranks_per_node or max(len(lists), 1)
     crowd = min(per_node, len(lists))
-    faster = {rank: (alone or {}).get(rank, 1.0) for rank in lists}
-    if cores and (crowd > cores or (crowd > 1 and max(faster.values()) > 1.0)):
-        simulation.run_shared(cores, per_node, faster)
+    known = {rank: (paces or {}).get(rank, Speed()) for rank in lists}
+    if cores and (crowd > cores or (crowd > 1 and max(known.values()).alone > 1.0)):
+        simulation.run_shared(cores, per_node, known)
     else:
         simulation.run_alone()
     simulation.check_finished()
@@ -141,7 +153,7 @@ class _Simulation:
                 end = ready + event.seconds
                 self._finish(rank, state, event, ready, end)
 
-    def run_shared(self, cores: int, per_node: int, alone: Mapping[int, float]) -> None:
+    def run_shared(self, cores: int, per_node: int, paces: Mapping[int, Speed]) -> None:
         """Let ranks share cores: all that work on a node advance at one common speed."""
         now = 0.0
         left: dict[int, float] = {}
@@ -164,7 +176,7 @@ class _Simulation:
                     left[rank], began[rank] = state.events[state.position].seconds, now
             if not left and not asleep:
                 return
-            speeds = _speeds(left, cores, per_node, alone)
+            speeds = _speeds(left, cores, per_node, paces)
             step = min((now + left[r] / speeds[r] for r in left), default=math.inf)
             step = min(step, asleep[0][0] if asleep else math.inf)
             for rank in left:
@@ -263,27 +275,27 @@ class _Simulation:
 
 
 def _speeds(
-    running: Iterable[int], cores: int, per_node: int, alone: Mapping[int, float]
+    running: Iterable[int], cores: int, per_node: int, paces: Mapping[int, Speed]
 ) -> dict[int, float]:
     nodes: dict[int, list[int]] = {}
     for rank in running:
         nodes.setdefault(rank // per_node, []).append(rank)
     return {
-        rank: min(1.0, cores / len(ranks)) * _gain(rank, ranks, cores, alone)
+        rank: min(1.0, cores / len(ranks) / paces[rank].crowded) * _gain(rank, ranks, cores, paces)
         for ranks in nodes.values()
         for rank in ranks
     }
 
 
-def _gain(rank: int, ranks: Sequence[int], cores: int, alone: Mapping[int, float]) -> float:
+def _gain(rank: int, ranks: Sequence[int], cores: int, paces: Mapping[int, Speed]) -> float:
     """Return how much faster a rank works beside those at work on its node than beside others like itself.
 
     Two that slow each other down do so for want of memory bandwidth; beside one that needs less of it, or
     none, half of that is lost.
     """
-    mine, others = alone[rank], len(ranks) - 1
+    mine, others = paces[rank].alone, len(ranks) - 1
     if mine == 1.0 or not others:
         return mine
-    usual = (sum(min(mine, alone[other]) for other in ranks) - mine) / others
+    usual = (sum(min(mine, paces[other].alone) for other in ranks) - mine) / others
     crowd = min(1.0, others / max(1, cores - 1))
     return mine / (1.0 + crowd * ((mine + usual) / 2 - 1.0))

@@ -29,13 +29,15 @@ class Direction(StrEnum):
 class Estimate:
     """A time, the half width of its interval, and a word if it was not measured for this very shape.
 
-    The time is that on a busy node; `alone` is how much shorter it is while the other cores are idle.
+    The time is that on a busy node; `alone` is how much shorter it is while the other cores are idle, and
+    `crowded` how much more of a core's time it takes where more ranks than cores take turns.
     """
 
     seconds: float
     spread: float = 0.0
     flag: str = ""
     alone: float = 1.0
+    crowded: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ class Oracle:
         key = (cores, per_node, jitter)
         if key not in walk.spans:
             walk.spans[key] = simulate(
-                walk.events, cores=cores, ranks_per_node=per_node, alone=walk.alone, jitter=jitter
+                walk.events, cores=cores, ranks_per_node=per_node, paces=walk.paces, jitter=jitter
             )
         return walk.spans[key]
 
@@ -175,6 +175,10 @@ class Oracle:
         if machine.jitter is None:
             return Curve(((1.0, least),)) if least else None
         return machine.jitter.at_least(least)
+
+    def crowded(self, plan: Plan) -> Machine:
+        """Return the machine as ranks of a plan see it that share a node."""
+        return self._crowded(plan)[0]
 
     def _crowded(self, plan: Plan) -> tuple[Machine, dict[tuple[object, ...], StagePrice]]:
         """Return the machine as ranks of a plan see it that share a node, and the prices known there."""
@@ -210,7 +214,7 @@ class Oracle:
                 machine,
                 lambda m: self.on(m).seconds(plan, samples),
                 self._jitter(machine),
-                walk.alone,
+                walk.paces,
             ),
             timeline=spans,
             assumed=machine.assumed(fields),

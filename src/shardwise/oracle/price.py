@@ -27,8 +27,8 @@ class StagePrice:
     the program and become unique when a schedule puts several of them in a row. `ops[r]` has the forward
     and backward seconds of each operation. `variance` is the summed squared spread of one rank's kernels.
     `ahead[r]` and `segments[r]` are the same passes with computations between communications in one piece.
-    `busy[r]` and `alone[r]` are the seconds of all computations and copies on a busy node, and on a node
-    whose other cores are idle.
+    `busy[r]`, `alone[r]` and `crowded[r]` are the seconds of all computations and copies on a busy node, on
+    one whose other cores are idle, and those on a core of one where more ranks than cores work.
     """
 
     width: int
@@ -40,6 +40,7 @@ class StagePrice:
     segments: list[list[Segment]] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)
+    crowded: list[float] = field(default_factory=list)
     variance: float = 0.0
     flags: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
@@ -87,7 +88,8 @@ def price_stage(
         price.segments.append(cut_backward(program.ops, [b for _, b in pairs], weights, later, ready))
         price.busy.append(pricer.busy)
         price.alone.append(pricer.alone)
-        pricer.busy = pricer.alone = 0.0
+        price.crowded.append(pricer.crowded)
+        pricer.busy = pricer.alone = pricer.crowded = 0.0
     price.variance /= max(1, program.width)
     price.fields.update(kernels.fields())
     return price
@@ -111,7 +113,7 @@ class _Pricer:
         self.program = program
         self.again = joins(program.ops, {held.slot for held in program.departures.values()})
         self.later_seconds: dict[tuple[int, int], float] = {}
-        self.busy = self.alone = 0.0
+        self.busy = self.alone = self.crowded = 0.0
         self.machine, self.kernels, self.ranks, self.price = machine, kernels, ranks, price
         self.replicas, self.together = replicas, together
         self.weight_seconds: dict[tuple[int, int], float] = {}
@@ -133,6 +135,7 @@ class _Pricer:
     def _noted(self, estimate: Estimate) -> float:
         self.busy += estimate.seconds
         self.alone += estimate.seconds / estimate.alone
+        self.crowded += estimate.seconds * estimate.crowded
         self.price.variance += estimate.spread**2
         if estimate.flag:
             self.price.flags.add(estimate.flag)

@@ -18,7 +18,7 @@ from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes,
 from shardwise.oracle.moves import Move
 
 INTERPOLATED = "interpolated"
-_VERSION = 6
+_VERSION = 7
 # Copies have one direction only.
 _ONCE = Direction.FORWARD.value
 
@@ -27,7 +27,8 @@ _ONCE = Direction.FORWARD.value
 class Measured:
     """The times of one task, with their spreads, and what it computes and moves.
 
-    `alone` has how much shorter each is while the other cores are idle.
+    `alone` has how much shorter each is while the other cores are idle, `crowded` how much more of a core's
+    time each takes where more ranks than cores take turns, and find less of their own in its caches.
     """
 
     op: str
@@ -38,6 +39,13 @@ class Measured:
     room: Mapping[str, float] = field(default_factory=dict)
     family: str = ""
     alone: Mapping[str, float] = field(default_factory=dict)
+    crowded: Mapping[str, float] = field(default_factory=dict)
+
+    def estimate(self, direction: str, seconds: float, spread: float, flag: str = "") -> Estimate:
+        """Return a time with what is known of it on idle and on crowded cores."""
+        return Estimate(
+            seconds, spread, flag, self.alone.get(direction, 1.0), self.crowded.get(direction, 1.0)
+        )
 
 
 def key_of(task: Task) -> str:
@@ -100,7 +108,9 @@ class Profile:
     _by_op: dict[str, list[Measured]] = field(default_factory=dict, repr=False)
 
     def add(self, key: str, measured: Measured) -> None:
-        """Add a measurement."""
+        """Add a measurement, in place of what was known."""
+        if key in self.entries:
+            self._by_op[self.entries[key].op].remove(self.entries[key])
         self.entries[key] = measured
         self._by_op.setdefault(measured.op, []).append(measured)
 
@@ -108,9 +118,10 @@ class Profile:
         """Return by which part ranks that meet are late: equal work never takes equally long."""
         return self.waited / self.worked if self.worked else 0.0
 
-    def knows(self, key: str) -> bool:
-        """Tell whether a computation was measured, or cannot be."""
-        return key in self.entries or key in self.refused
+    def knows(self, key: str, crowded: bool = False) -> bool:
+        """Tell whether a computation was measured, on crowded cores too if so asked, or cannot be."""
+        entry = self.entries.get(key)
+        return key in self.refused or (entry is not None and (not crowded or bool(entry.crowded)))
 
     def seconds(self, task: Task, direction: Direction) -> Estimate:
         """Return the measured time, else a scaled one, else the fallback's; the flag says which."""
@@ -118,28 +129,26 @@ class Profile:
             return Estimate(0.0)
         entry = self.entries.get(key_of(task))
         if entry is not None and direction in entry.seconds:
-            alone = entry.alone.get(direction, 1.0)
-            return Estimate(entry.seconds[direction], entry.spread.get(direction, 0.0), alone=alone)
+            return entry.estimate(direction, entry.seconds[direction], entry.spread.get(direction, 0.0))
         near = self._nearest(task, direction)
         if not near:
             return self.fallback.seconds(task, direction)
         points = [(_measured_cost(m, task, direction), m.seconds[direction]) for m in near]
         seconds = _between(points, _cost(task, direction))
         doubt = near[0].spread.get(direction, 0.0) / near[0].seconds[direction]
-        return Estimate(seconds, (doubt + 0.1) * seconds, INTERPOLATED, near[0].alone.get(direction, 1.0))
+        return near[0].estimate(direction, seconds, (doubt + 0.1) * seconds, INTERPOLATED)
 
     def moving(self, move: Move) -> Estimate:
         """Return the measured time of copies and additions, else one scaled by bytes."""
         entry = self.entries.get(move.key)
         if entry is not None:
-            alone = entry.alone.get(_ONCE, 1.0)
-            return Estimate(entry.seconds[_ONCE], entry.spread[_ONCE], alone=alone)
+            return entry.estimate(_ONCE, entry.seconds[_ONCE], entry.spread[_ONCE])
         known = [m for m in self._by_op.get(move.kind, ()) if m.seconds[_ONCE] > 0]
         if not known or not move.nbytes:
             return self.fallback.moving(move)
         near = min(known, key=lambda m: abs(math.log(m.nbytes[_ONCE] / move.nbytes)))
         seconds = near.seconds[_ONCE] * move.nbytes / near.nbytes[_ONCE]
-        return Estimate(seconds, 0.1 * seconds, INTERPOLATED, near.alone.get(_ONCE, 1.0))
+        return near.estimate(_ONCE, seconds, 0.1 * seconds, INTERPOLATED)
 
     def room(self, task: Task, direction: Direction) -> float:
         """Return what was allocated when it was measured, else what the fallback says."""
@@ -175,7 +184,7 @@ class Profile:
         entries = {
             key: [
                 *(m.op, dict(m.seconds), dict(m.spread), dict(m.flops), dict(m.nbytes), dict(m.room)),
-                *(m.family, dict(m.alone)),
+                *(m.family, dict(m.alone), dict(m.crowded)),
             ]
             for key, m in self.entries.items()
         }
@@ -212,17 +221,25 @@ def measured(
     spread: Mapping[str, float],
     room: Mapping[str, float] | None = None,
     alone: Mapping[str, float] | None = None,
+    crowded: Mapping[str, float] | None = None,
 ) -> Measured:
     """Put the times of a task together with its sizes, for later scaling."""
     flops = {d.value: task.flops(d) for d in Direction}
     nbytes = {d.value: float(task.nbytes(d)) for d in Direction}
-    return Measured(_op(task), seconds, spread, flops, nbytes, room or {}, family_of(task), alone or {})
+    family, others = family_of(task), (alone or {}, crowded or {})
+    return Measured(_op(task), seconds, spread, flops, nbytes, room or {}, family, *others)
 
 
-def moved(move: Move, seconds: float, spread: float, alone: float = 1.0) -> Measured:
+def moved(
+    move: Move,
+    seconds: Mapping[str, float],
+    spread: Mapping[str, float],
+    alone: Mapping[str, float] | None = None,
+    crowded: Mapping[str, float] | None = None,
+) -> Measured:
     """Put the time of copies together with their bytes, for later scaling."""
-    times, sizes = ({_ONCE: seconds}, {_ONCE: spread}), ({_ONCE: 0.0}, {_ONCE: move.nbytes})
-    return Measured(move.kind, *times, *sizes, alone={_ONCE: alone})
+    sizes = ({_ONCE: 0.0}, {_ONCE: move.nbytes})
+    return Measured(move.kind, seconds, spread, *sizes, alone=alone or {}, crowded=crowded or {})
 
 
 def renewed(before: Profile, after: Profile) -> Profile:

@@ -124,7 +124,9 @@ def launch_and_wait(
     tier = tier_of(bucket, mesh, machine)
     fields |= tier_fields(tier)
     seconds = reduce_seconds(bucket, mesh, machine, flows)
-    copy = 2 * bucket.gathered_bytes / machine.device.memory_bandwidth
+    device = machine.device
+    copy = 2 * bucket.gathered_bytes / device.memory_bandwidth
+    copy += len(bucket.names) * device.overhead_gradient_seconds
     peers = tuple(mesh.world_rank(r, p) for r in range(replicas) for p in bucket.positions)
     key = (REDUCTION, bucket.number, bucket.positions)
     launch = Event(Kind.LAUNCH, copy, REDUCTION, "gradients", key, peers, flight=seconds * tier.overlap)

@@ -10,7 +10,7 @@ from functools import cached_property
 from shardwise.graph import Kind as LayerKind
 from shardwise.machine import Machine
 from shardwise.oracle.around import counting, folding
-from shardwise.oracle.events import Event, Kind, Span
+from shardwise.oracle.events import Event, Kind, Span, Speed
 from shardwise.oracle.kernels import KernelTimes
 from shardwise.oracle.memory import Footprint, footprint
 from shardwise.oracle.price import STATISTICS, StagePrice, price_stage
@@ -87,8 +87,8 @@ class Walk:
         return result
 
     @cached_property
-    def alone(self) -> dict[int, float]:
-        """Return for every simulated rank how much faster it computes while all others of its node wait."""
+    def paces(self) -> dict[int, Speed]:
+        """Return for every simulated rank how fast it computes beside more or fewer others than usual."""
         device, program = self.machine.device, self.lowered.program
         if not device.host:
             return {}
@@ -96,7 +96,7 @@ class Walk:
         result = {}
         for replica in range(self.replicas):
             for position in range(self.mesh.positions):
-                busy = device.update_seconds(self.trained(position).values())
+                busy = crowded = device.update_seconds(self.trained(position).values())
                 alone = busy / device.update_alone_speedup
                 for role in self.mesh.roles(position):
                     for m, way in enumerate(ways):
@@ -104,7 +104,9 @@ class Walk:
                             price = self.price(role.stage, replica, m)
                             busy += price.busy[role.member]
                             alone += price.alone[role.member]
-                result[self.mesh.world_rank(replica, position)] = max(1.0, busy / alone) if alone else 1.0
+                            crowded += price.crowded[role.member]
+                rank = self.mesh.world_rank(replica, position)
+                result[rank] = Speed(max(1.0, busy / alone), max(1.0, crowded / busy)) if alone else Speed()
         return result
 
     def price(self, stage: int, replica: int, m: int) -> StagePrice:

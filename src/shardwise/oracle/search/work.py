@@ -13,6 +13,7 @@ from collections import Counter
 
 from shardwise.geometry import Box
 from shardwise.graph import Source
+from shardwise.oracle.events import Speed
 from shardwise.oracle.kernels import WEIGHTED, Direction, KernelTimes, Task
 from shardwise.oracle.walk import Walk
 from shardwise.plan.mesh import mesh_of
@@ -88,7 +89,8 @@ def busy_seconds(walk: Walk, cores: int) -> float:
                 each[position] += sum(e.seconds for s in price.segments[member] for e in s.events)
     each = [seconds + device.update_seconds(walk.trained(p).values()) for p, seconds in enumerate(each)]
     # A rank whose neighbours wait may be faster than on the busy node on which kernels are timed.
-    each = [seconds / walk.alone.get(walk.mesh.world_rank(0, p), 1.0) for p, seconds in enumerate(each)]
+    paces = [walk.paces.get(walk.mesh.world_rank(0, p), Speed()) for p in range(mesh.positions)]
+    each = [seconds / pace.alone for seconds, pace in zip(each, paces, strict=True)]
     # Replicas whose share is smaller by a sample work less than the first one.
     alike = walk.replicas if walk.lowered.batch % plan.data == 0 else 1
     shared = sum(each) * alike / cores if cores else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwise.graph import Call, Source
@@ -47,6 +47,33 @@ class Chain:
         """Return everything that a run of the chain measures."""
         return _keys_of(self.program, self.rank, self.ops, self.again)
 
+    @property
+    def stored_bytes(self) -> float:
+        """Return the bytes of all weights and their gradients."""
+        held = self.program.parameters
+        sizes = {
+            operand.source: self.program.parameters[operand.source].box(self.rank).size
+            * operand.spec.itemsize
+            for op in self.ops
+            if not isinstance(op, Regrid)
+            for operand in op.layer.operands
+            if operand.source in held
+        }
+        return 2.0 * sum(sizes.values())
+
+
+def groups_of(sizes: Sequence[float], limit: float) -> list[list[int]]:
+    """Put what has these sizes into groups, in order, each of which fits into memory at once."""
+    groups: list[list[int]] = []
+    used = 0.0
+    for i, size in enumerate(sizes):
+        if not groups or used + size > limit:
+            groups.append([])
+            used = 0.0
+        groups[-1].append(i)
+        used += size
+    return groups
+
 
 def _again(program: StageProgram) -> tuple[tuple[int, ...], ...]:
     return tuple(joins(program.ops, {held.slot for held in program.departures.values()}))
@@ -79,8 +106,13 @@ def _keys_of(
     return found
 
 
-def chains_of(programs: Iterable[StageProgram], profile: Profile) -> tuple[list[Chain], dict[str, str]]:
-    """Return chains that together measure all that a profile lacks, and why the rest cannot be measured."""
+def chains_of(
+    programs: Iterable[StageProgram], profile: Profile, crowded: bool = False
+) -> tuple[list[Chain], dict[str, str]]:
+    """Return chains that together measure all that a profile lacks, and why the rest cannot be measured.
+
+    What was measured, but not with more ranks than cores, is lacking where ranks will be `crowded`.
+    """
     result: list[Chain] = []
     planned: set[str] = set()
     refused: dict[str, str] = {}
@@ -94,7 +126,7 @@ def chains_of(programs: Iterable[StageProgram], profile: Profile) -> tuple[list[
             absent = [
                 i
                 for i, mine in enumerate(keys)
-                if any(not profile.knows(k) and k not in planned for k in mine)
+                if any(not profile.knows(k, crowded) and k not in planned for k in mine)
             ]
             if not absent:
                 continue

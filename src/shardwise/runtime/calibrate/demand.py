@@ -50,13 +50,33 @@ def empty_profile(machine: Machine) -> Profile:
     return Profile(device.name, device.threads, Roofline(device))
 
 
+def complete(
+    profile: Profile, graph: Graph, machine: Machine, plans: Iterable[Plan], batch: int, seconds: float
+) -> bool:
+    """Measure what a profile lacks of some plans, in a crowd where they run so; tell if that was any."""
+    oracle, before = Oracle(graph, machine), dict(profile.entries)
+    groups: dict[bool, list[Plan]] = {True: [], False: []}
+    for plan in plans:
+        groups[oracle.crowded(plan).crowded].append(plan)
+    total = sum(map(len, groups.values()))
+    for crowded, mine in groups.items():
+        if mine:
+            profile_kernels(
+                profile,
+                stages_of(graph, machine, mine, batch),
+                seconds=seconds * len(mine) / total,
+                ranks=machine.node.devices,
+                crowd=max(oracle.crowded(plan).crowd for plan in mine) if crowded else 0,
+            )
+    return profile.entries != before
+
+
 def fresh_profile(
     graph: Graph, machine: Machine, plans: Iterable[Plan], batch: int, seconds: float
 ) -> Profile:
     """Measure the computations of some plans now, whatever was measured before, and keep nothing."""
     profile = empty_profile(machine)
-    stages = stages_of(graph, machine, plans, batch)
-    profile_kernels(profile, stages, seconds=seconds, ranks=machine.node.devices)
+    complete(profile, graph, machine, plans, batch, seconds)
     return profile
 
 
@@ -75,10 +95,6 @@ def kernels_for_plans(
     if not is_here(machine):
         return None
     profile = load_profile(machine)
-    if seconds > 0:
-        known = len(profile.entries)
-        stages = stages_of(graph, machine, plans, batch)
-        profile_kernels(profile, stages, seconds=seconds, ranks=machine.node.devices)
-        if len(profile.entries) > known:
-            profile.save(cache_path(machine.device.name, machine.device.threads))
+    if seconds > 0 and complete(profile, graph, machine, plans, batch, seconds):
+        profile.save(cache_path(machine.device.name, machine.device.threads))
     return profile if profile.entries else None

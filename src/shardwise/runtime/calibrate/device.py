@@ -20,7 +20,7 @@ from shardwise.machine import Curve, Device
 from shardwise.runtime.calibrate.baseline import baseline_bytes
 from shardwise.runtime.calibrate.clock import repeat
 from shardwise.runtime.calibrate.job import measure
-from shardwise.runtime.calibrate.overheads import operator_overheads, segment_overheads
+from shardwise.runtime.calibrate.overheads import gradient_overhead, operator_overheads, segment_overheads
 from shardwise.runtime.calibrate.updates import SIZES, update_link, update_seconds, update_times
 from shardwise.runtime.doctor import memory_bytes
 from shardwise.runtime.poller import cores
@@ -62,6 +62,7 @@ def measure_device(ranks: int, seconds: float) -> tuple[Device, float]:
         update=update,
         overhead_segment_forward_seconds=mean["overhead_segment_forward_seconds"],
         overhead_segment_backward_seconds=mean["overhead_segment_backward_seconds"],
+        overhead_gradient_seconds=mean["overhead_gradient_seconds"],
         alone_speedup=max(1.0, found[0]["alone_speedup"]),
         update_alone_speedup=max(1.0, found[0]["update_alone_speedup"]),
         threads=max(1, cores() // ranks),
@@ -98,6 +99,7 @@ def time_device(seconds: float) -> dict[str, Any]:
     found["overhead_forward_seconds"], found["overhead_backward_seconds"] = forward, backward
     forward, backward = _together(lambda _: segment_overheads(), share)
     found["overhead_segment_forward_seconds"], found["overhead_segment_backward_seconds"] = forward, backward
+    found["overhead_gradient_seconds"] = gradient_overhead()
     found["alone_speedup"] = _alone_speedup(_train, share)
     found["update_alone_speedup"] = _alone_speedup(_update, share)
     for dtype in ("float32", "float64"):

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from shardwise.oracle.kernels import Direction
 from shardwise.oracle.moves import Move
 from shardwise.oracle.profile import Profile, measured, moved
 from shardwise.program import StageProgram
-from shardwise.runtime.calibrate.chains import Chain, chains_of
+from shardwise.runtime.calibrate.chains import Chain, chains_of, groups_of
 from shardwise.runtime.calibrate.job import measure
 from shardwise.runtime.calibrate.overheads import call_overhead
 from shardwise.runtime.calibrate.pace import Pace
-from shardwise.runtime.calibrate.timer import Result, Timer
+from shardwise.runtime.calibrate.timer import Result, Timer, Timing
 from shardwise.runtime.poller import cores
 
-_FEWEST, _MOST = 3, 15
+# Visits to each chain, of two timed rounds each; rounds of one rank alone, and of a crowd.
+_FEWEST, _MOST, _ALONE = 2, 8, 3
+# Weights and gradients that all ranks may keep between two visits.
+_STORED_BYTES = 6 << 30
 
 
 def profile_kernels(
@@ -30,6 +33,7 @@ def profile_kernels(
     *,
     seconds: float,
     ranks: int | None = None,
+    crowd: int = 0,
 ) -> list[str]:
     """Measure what the profile lacks of some stages, for at most about `seconds`; return what is left.
 
@@ -38,18 +42,26 @@ def profile_kernels(
         programs: the lowered stages.
         seconds: budget of this call.
         ranks: processes that measure the same at once; default one per core.
+        crowd: how many of them will share the cores; with more than measure at once, what computations
+            take of a core then is measured too.
     """
-    chains, refused = chains_of(programs, profile)
+    size = ranks or cores()
+    crowded = crowd > size
+    chains, refused = chains_of(programs, profile, crowded)
     profile.refused.update(refused)
     if not chains:
         return []
     function = f"{__name__}:time_chains"
-    size = ranks or cores()
     found = measure(
-        function, (chains, seconds), size=size, transport="gloo", seconds=seconds, threads=profile.threads
+        function,
+        (chains, seconds, size),
+        size=min(crowd, 2 * size) if crowded else size,
+        transport="gloo",
+        seconds=seconds,
+        threads=profile.threads,
     )
-    collect(profile, chains, found)
-    return [key for chain in chains for key in list(chain.keys()) if not profile.knows(key)]
+    collect(profile, chains, found[:size])
+    return [key for chain in chains for key in list(chain.keys()) if not profile.knows(key, crowded)]
 
 
 def collect(profile: Profile, chains: Sequence[Chain], found: Sequence[Sequence[Result]]) -> None:
@@ -61,10 +73,16 @@ def collect(profile: Profile, chains: Sequence[Chain], found: Sequence[Sequence[
         for (key, direction), nbytes in results[0].room.items():
             room.setdefault(key, {})[direction] = nbytes
         for key in results[0].found:
-            # A computation that is measured already keeps its time: predictions do not change by asking.
-            if key in keys and key not in profile.entries:
-                times = [result.found[key] for result in results if key in result.found]
-                _add(profile, key, keys[key], times, room.get(key, {}))
+            if key not in keys:
+                continue
+            times = [result.found[key] for result in results if key in result.found]
+            crowded = {d: fmean(t[d].crowded for t in times) for d in times[0] if times[0][d].crowded}
+            known = profile.entries.get(key)
+            if known is None:
+                _add(profile, key, keys[key], times, room.get(key, {}), crowded)
+            elif crowded and not known.crowded:
+                # A computation that is measured already keeps its time: predictions do not change by asking.
+                profile.add(key, replace(known, crowded=crowded))
         if all(result.waited for result in results):
             profile.worked += fmean(result.worked for result in results)
             profile.waited += fmean(result.waited for result in results)
@@ -74,34 +92,40 @@ def _add(
     profile: Profile,
     key: str,
     what: Any,
-    results: list[dict[str, tuple[float, float, float]]],
+    results: list[dict[str, Timing]],
     room: dict[str, float],
+    crowded: dict[str, float],
 ) -> None:
     """Put the times of all ranks together; they did the same, so they differ by chance only.
 
     The first rank did it alone too.
     """
-    seconds = {d: fmean(r[d][0] for r in results) for d in results[0]}
-    wide = {d: fmean(r[d][1] for r in results) for d in results[0]}
-    alone = {d: faster for d, (_, _, faster) in results[0].items()}
+    seconds = {d: fmean(r[d].seconds for r in results) for d in results[0]}
+    wide = {d: fmean(r[d].spread for r in results) for d in results[0]}
+    alone = {d: timing.alone for d, timing in results[0].items()}
     if isinstance(what, Move):
-        once = Direction.FORWARD.value
-        profile.add(key, moved(what, seconds[once], wide[once], alone[once]))
+        profile.add(key, moved(what, seconds, wide, alone, crowded))
     else:
-        profile.add(key, measured(what, seconds, wide, room, alone))
+        profile.add(key, measured(what, seconds, wide, room, alone, crowded))
 
 
 def time_chains(arguments: Any) -> list[Result]:
-    """Be one rank: run every chain while the other ranks run the same one, until the time is up."""
-    chains, seconds = arguments
+    """Be one rank: run every chain while the other ranks run the same one, until the time is up.
+
+    Only the first ranks do so at first, one for each core; those beyond join them in a crowd at last.
+    """
+    chains, seconds, busy = arguments
     results: list[Result] = []
     end = time.perf_counter() + seconds
-    overhead, pace = call_overhead(), Pace()
-    for i, chain in enumerate(chains):
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    overhead, pace = call_overhead(), Pace(min(busy, size))
+    crowd = Pace() if size > busy else None
+    for group in groups_of([chain.stored_bytes for chain in chains], _STORED_BYTES / size):
         left = _agreed(end - time.perf_counter())
         if results and left <= 0:
             break
-        results.append(_time_chain(chain, left / (len(chains) - i), overhead, pace))
+        share = left * len(group) / (len(chains) - group[0])
+        results += _time_group([chains[i] for i in group], share, overhead, pace, crowd)
     return results
 
 
@@ -113,18 +137,33 @@ def _agreed(seconds: float) -> float:
     return float(value)
 
 
-def _time_chain(chain: Chain, seconds: float, overhead: float, pace: Pace) -> Result:
-    timer = Timer(chain, overhead, pace)
-    start = time.perf_counter()
-    timer.round()
+def _time_group(
+    chains: Sequence[Chain], seconds: float, overhead: float, pace: Pace, crowd: Pace | None
+) -> list[Result]:
+    """Time some chains in turn: how fast the machine is wavers, and all of them shall meet the same."""
+    timers = [Timer(chain, overhead, pace) for chain in chains]
+    _agreed(0.0)
+    busy, start = pace.rank < pace.size, time.perf_counter()
+    if busy:
+        _visit(timers)
     once = time.perf_counter() - start
-    rounds = int(_agreed(min(_MOST, max(_FEWEST, seconds / max(once, 1e-6)))))
-    for _ in range(rounds - 1):
-        timer.round()
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        for _ in range(_FEWEST):
-            timer.alone()
+    for _ in range(int(_agreed(min(_MOST, max(_FEWEST, seconds / max(once, 1e-6))))) - 1):
+        if busy:
+            _visit(timers)
+    if pace.rank == 0:
+        for timer in timers:
+            timer.alone(_ALONE)
     # The others wait for rank 0, on their cores as ranks do that wait for a message.
     pace.meet()
     _agreed(0.0)
-    return timer.result()
+    if crowd is not None:
+        for timer in timers:
+            timer.crowded(crowd, _ALONE)
+    _agreed(0.0)
+    return [timer.result() if busy else Result({}, {}, {}, 0.0, 0.0) for timer in timers]
+
+
+def _visit(timers: Sequence[Timer]) -> None:
+    for timer in timers:
+        timer.again()
+        timer.round()

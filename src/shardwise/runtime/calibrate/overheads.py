@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from shardwise.program.lowered import lower
 from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.clock import now, repeat
 from shardwise.runtime.calibrate.replay import FORWARD, Replay, Times
+from shardwise.runtime.calibrate.values import stored
+from shardwise.runtime.reducer import Reducer
+from shardwise.runtime.session import progress
 from shardwise.runtime.stage import BoundStage
 from shardwise.runtime.wire import LoneWire, Wires
 
@@ -92,7 +96,29 @@ def segment_overheads() -> tuple[float, float]:
     )
 
 
-def _stage_times(program: StageProgram, tensors: dict[str, Tensor]) -> tuple[float, float]:
+def gradient_overhead() -> float:
+    """Return what it costs to note that one gradient of those that are summed is complete."""
+    program = _tiny_stage()
+    tensors = stored(Chain.whole(program, 0))
+    parameters = {n: t for n, t in tensors.items() if isinstance(t, nn.Parameter) and t.requires_grad}
+    wire = LoneWire()
+    reducer = Reducer(parameters, dict.fromkeys(parameters, wire), [list(reversed(parameters))])
+
+    def ready(name: str) -> None:
+        reducer.ready(name)
+        progress()
+
+    without = _stage_times(program, tensors)[1]
+    noting = _stage_times(program, tensors, ready, reducer.finish)[1]
+    return max(0.0, noting - without) / len(parameters)
+
+
+def _stage_times(
+    program: StageProgram,
+    tensors: dict[str, Tensor],
+    ready: Callable[[str], None] | None = None,
+    finish: Callable[[], None] = lambda: None,
+) -> tuple[float, float]:
     """Return the times of a stage as the runtime executes it, without messages."""
     wire = LoneWire()
     stage = BoundStage(program, 0, tensors, Wires(wire, wire, wire), torch.device("cpu"))
@@ -108,7 +134,8 @@ def _stage_times(program: StageProgram, tensors: dict[str, Tensor]) -> tuple[flo
         start = now()
         out, tape = stage.forward(arrivals)
         middle = now()
-        stage.backward(tape, {name: torch.ones_like(value) for name, value in out.items()})
+        stage.backward(tape, {name: torch.ones_like(value) for name, value in out.items()}, ready)
+        finish()
         there.append(middle - start)
         back.append(now() - middle)
     return statistics.median(there), statistics.median(back)

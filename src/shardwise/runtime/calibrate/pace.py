@@ -25,14 +25,17 @@ _SPIN_SECONDS = 1e-4
 
 
 class Pace:
-    """The counters of all ranks of this node; without a core for each of them nobody waits."""
+    """The counters of all ranks of this node; without a core for each of them who waits gives way at once."""
 
     def __init__(self, among: int | None = None) -> None:
         """Share counters among the first ranks, by default all of them; every rank of the job must call."""
         place = current().place if dist.is_initialized() else ALONE
         self.rank, self.size, self.count = place.rank, among or place.size, 0
-        alike = 1 < self.size <= cores() and place.size == place.local_size
-        self.counters = self._shared() if alike else None
+        self.spin_seconds = _SPIN_SECONDS if self.size <= cores() else 0.0
+        alike = self.size > 1 and place.size == place.local_size
+        counters = self._shared() if alike else None
+        # Who is not among them does not wait.
+        self.counters = counters if self.rank < self.size else None
 
     def _shared(self) -> NDArray[np.int64]:
         """Map one file into all ranks; its name is gone before anybody goes on."""
@@ -58,6 +61,6 @@ class Pace:
         counters[_LINE * self.rank] = self.count
         for other in range(self.size):
             while counters[_LINE * other] < self.count:
-                if now() - start > _SPIN_SECONDS:
+                if now() - start > self.spin_seconds:
                     os.sched_yield()
         return now() - start

@@ -71,6 +71,7 @@ class Replay:
         self.items = [self._item(i, op, wires) for i, op in enumerate(chain.ops)]
         self.last: dict[str, int] = {}
         self.marks = False
+        self.clock: Callable[[], float] = now
 
     def _item(self, index: int, op: Op, wires: Wires) -> _Item:
         rank = self.rank
@@ -145,24 +146,24 @@ class Replay:
         op = item.op
         if isinstance(op, Regrid):
             source = self._operand(op.source, None, slots)
-            start = now()
+            start = self.clock()
             slots[op.makes.slot] = item.run(source)
-            self._note(times, item.key, FORWARD, now() - start)
+            self._note(times, item.key, FORWARD, self.clock() - start)
             return None
         operands = [
             self._operand(held, operand, slots)
             for operand, held in zip(op.layer.operands, op.reads, strict=True)
         ]
         if isinstance(op, Normalise):
-            start = now()
+            start = self.clock()
             with torch.no_grad():
                 slots[op.makes.slot], saved = item.run(operands[0])
-            self._note(times, item.key, FORWARD, now() - start)
+            self._note(times, item.key, FORWARD, self.clock() - start)
             return saved
         local, leaves = self._enter(op, operands)
-        start = now()
+        start = self.clock()
         out = item.run(local)
-        self._note(times, item.key, FORWARD, now() - start)
+        self._note(times, item.key, FORWARD, self.clock() - start)
         edge = torch.autograd.graph.get_gradient_edge(out) if out.requires_grad else None
         slots[op.makes.slot] = out.detach()
         return leaves, edge, tuple(out.shape), out.dtype
@@ -188,18 +189,18 @@ class Replay:
         if isinstance(op, Regrid):
             assert item.back is not None
             grad = seed(op.makes.stored(self.rank).shape, op.makes.spec.dtype) if grad is None else grad
-            start = now()
+            start = self.clock()
             result = item.back(grad)
-            self._note(times, item.back_key, FORWARD, now() - start)
+            self._note(times, item.back_key, FORWARD, self.clock() - start)
             self._add(grads, op.source.slot, result, times)
             return
         if isinstance(op, Normalise):
             assert item.back is not None
             grad = seed(op.makes.layout.box(self.rank).shape, op.makes.spec.dtype) if grad is None else grad
-            start = now()
+            start = self.clock()
             with torch.no_grad():
                 result = item.back(saved, grad)
-            self._note(times, item.key, BACKWARD, now() - start)
+            self._note(times, item.key, BACKWARD, self.clock() - start)
             if tuple(result.shape) == op.reads[0].stored(self.rank).shape:
                 self._add(grads, op.reads[0].slot, result, times)
             return
@@ -207,9 +208,9 @@ class Replay:
         if edge is None:
             return
         grad = seed(shape, dtype) if grad is None or tuple(grad.shape) != shape else grad
-        start = now()
+        start = self.clock()
         torch.autograd.backward([edge], [grad])
-        self._note(times, item.key, BACKWARD, max(0.0, now() - start - self.overhead))
+        self._note(times, item.key, BACKWARD, max(0.0, self.clock() - start - self.overhead))
         for i, leaf in leaves.items():
             if leaf.grad is not None:
                 gradient, leaf.grad = leaf.grad, None
@@ -230,18 +231,18 @@ class Replay:
         if slot not in grads or grads[slot].shape != grad.shape:
             grads[slot] = grad
             return
-        start = now()
+        start = self.clock()
         grads[slot].add_(grad)
-        self._note(times, _sum_key(grad), FORWARD, now() - start)
+        self._note(times, _sum_key(grad), FORWARD, self.clock() - start)
 
     def _accumulate(self, times: Times) -> None:
         """Add to the gradients of weights once more, as the second micro-batch does."""
         for tensor in self.tensors.values():
             if tensor.grad is not None:
                 grad = torch.ones_like(tensor.grad)
-                start = now()
+                start = self.clock()
                 tensor.grad.add_(grad)
-                self._note(times, _sum_key(grad), FORWARD, now() - start)
+                self._note(times, _sum_key(grad), FORWARD, self.clock() - start)
 
     def other_sums(self, times: Times) -> None:
         """Time additions that a piece of a stage does not come to by itself."""
@@ -249,9 +250,9 @@ class Replay:
             if isinstance(move, Move) and move.kind == SUM and (key, FORWARD) not in times:
                 total, grad = seed(move.shape, move.dtype), seed(move.shape, move.dtype)
                 for _ in range(3):
-                    start = now()
+                    start = self.clock()
                     total.add_(grad)
-                    self._note(times, key, FORWARD, now() - start)
+                    self._note(times, key, FORWARD, self.clock() - start)
 
     def room(self) -> dict[tuple[str, str], float]:
         """Return what each operation allocates at its fullest moment, from the events of the allocator."""
@@ -315,9 +316,9 @@ class Replay:
 
         def run(wanted: Sequence[Tensor]) -> float:
             torch.autograd.grad(out, wanted, grad, retain_graph=True, allow_unused=True)
-            start = now()
+            start = self.clock()
             torch.autograd.grad(out, wanted, grad, retain_graph=True, allow_unused=True)
-            return now() - start
+            return self.clock() - start
 
         first, second = run(weights), run(inputs)
         return first / max(first + second, 1e-12)

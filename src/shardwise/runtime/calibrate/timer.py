@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardwise.oracle.kernels import Direction
 from shardwise.runtime.calibrate.chains import Chain
@@ -12,7 +14,21 @@ from shardwise.runtime.calibrate.clock import spread
 from shardwise.runtime.calibrate.pace import Pace
 from shardwise.runtime.calibrate.replay import Replay, Times
 
-Found = dict[str, dict[str, tuple[float, float, float]]]
+
+class Timing(NamedTuple):
+    """A time, its spread, how much shorter it is alone, and how much longer on a core in a crowd."""
+
+    seconds: float
+    spread: float
+    alone: float = 1.0
+    crowded: float = 0.0
+
+    def part(self, share: float) -> Timing:
+        """Return the timing of a part of the computation."""
+        return self._replace(seconds=share * self.seconds, spread=share * self.spread)
+
+
+Found = dict[str, dict[str, Timing]]
 
 
 @dataclass(frozen=True)
@@ -20,7 +36,7 @@ class Result:
     """What one rank found out about a chain.
 
     Args:
-        found: seconds, their spread and how much shorter they are alone, by computation and direction.
+        found: by computation and direction.
         refused: why some could not be measured.
         room: bytes that each allocates at its fullest moment.
         worked, waited: seconds of computations, and of waits for the other ranks, in all rounds.
@@ -41,9 +57,15 @@ class Timer:
         self.times: Times = {}
         self.totals: list[float] = []
         self.lonely: Times = {}
+        self.squeezed: Times = {}
         self.waited = 0.0
         # The first rounds prepare kernels and buffers.
         self.replay.prepare()
+
+    def again(self) -> None:
+        """Go through the chain twice and time the second: it finds what the first left, as steps do."""
+        self.replay.round({})
+        self.round()
 
     def round(self) -> None:
         """Go through the chain together with the other ranks."""
@@ -51,11 +73,22 @@ class Timer:
         self.totals.append(self._total(self.times))
         self.waited += replay.waited - before
 
-    def alone(self) -> None:
-        """Go through the chain while nobody else does."""
+    def alone(self, rounds: int) -> None:
+        """Go through the chain some times while nobody else does."""
         pace, self.replay.pace = self.replay.pace, None
-        self._total(self.lonely)
+        self.replay.round({})
+        for _ in range(rounds):
+            self._total(self.lonely)
         self.replay.pace = pace
+
+    def crowded(self, pace: Pace, rounds: int) -> None:
+        """Go through the chain together with more ranks than cores, and count the time on a core only."""
+        replay = self.replay
+        usual, replay.pace, replay.clock = (replay.pace, replay.clock), pace, time.thread_time
+        replay.round({})
+        for _ in range(rounds):
+            self._total(self.squeezed)
+        replay.pace, replay.clock = usual
 
     def _total(self, times: Times) -> float:
         before = self.replay.worked
@@ -69,20 +102,25 @@ class Timer:
         shares = self.replay.weight_shares()
         found: Found = {}
         for (key, direction), values in self.times.items():
-            usual, wide = statistics.median(values), spread(values)
-            lonely = self.lonely.get((key, direction))
-            alone = statistics.median(lonely) if lonely else 0.0
-            faster = usual / alone if usual and alone else 1.0
-            middle = more * usual
+            timing = self._timing((key, direction), values, more)
             if direction != Direction.BACKWARD_INPUT or key not in shares:
-                found.setdefault(key, {})[direction] = (middle, wide, faster)
+                found.setdefault(key, {})[direction] = timing
                 continue
             part = shares[key]
             for name, share in ((Direction.BACKWARD_INPUT, 1 - part), (Direction.BACKWARD_WEIGHT, part)):
                 if share:
-                    found.setdefault(key, {})[name.value] = (share * middle, share * wide, faster)
+                    found.setdefault(key, {})[name.value] = timing.part(share)
         taken = self.replay.room() if room else {}
         return Result(found, self.replay.refused, taken, sum(self.totals), self.waited)
+
+    def _timing(self, what: tuple[str, str], values: Sequence[float], more: float) -> Timing:
+        usual = statistics.median(values)
+        alone, crowd = (
+            statistics.median(times[what]) if what in times else 0.0 for times in (self.lonely, self.squeezed)
+        )
+        faster = usual / alone if usual and alone else 1.0
+        slower = max(1.0, crowd / usual) if usual and crowd else 1.0
+        return Timing(more * usual, spread(values), faster, slower if self.squeezed else 0.0)
 
 
 def interruptions(times: Times, totals: Sequence[float]) -> float:

@@ -32,7 +32,7 @@ class Turns:
         """Go through every chain once."""
         self._meet()
         for timer in self.timers:
-            timer.round()
+            timer.again()
         self._meet()
 
     def _meet(self) -> None:
