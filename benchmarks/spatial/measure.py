@@ -84,7 +84,8 @@ VARIANTS = {
 
 
 def main() -> None:
-    case, repeats, target = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    case, repeats, count, target = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    variants = dict(list(VARIANTS.items())[: count or None])
     sw.init()
     torch.set_num_threads(1)
     model, x, y = make(case)
@@ -95,14 +96,14 @@ def main() -> None:
         "bound": plain(make(case)[0], top, part),
         "meeting": plain(meeting(make(case)[0]), top, part),
     }
-    for name, (plan, overlap) in VARIANTS.items():
+    for name, (plan, overlap) in variants.items():
         trainer = sw.Trainer(
             make(case)[0], (x, y), plan, loss=F.cross_entropy, optimizer=sgd, overlap=overlap
         )
         steps[name] = lambda t=trainer: t.step(x, y)
     alone = plain(model, x, y)
     steps["one"], steps["two"] = on_first_rank(alone, 1), on_first_rank(alone, 2)
-    write(target, {**in_turns(steps, repeats), "variants": list(VARIANTS)})
+    write(target, {**in_turns(steps, repeats), "variants": list(variants)})
     sw.finalize()
 
 
