@@ -37,20 +37,31 @@ def launch(script: Path, ranks: int, transport: str, *args: object) -> dict[str,
         return found
 
 
-def in_turns(steps: Mapping[str, Step], repeats: int) -> dict[str, float]:
-    """Return each step's median seconds on the slowest rank, all kinds taking turns; call on all ranks."""
+def in_turns(steps: Mapping[str, Step], repeats: int, *, tidy: bool = False) -> dict[str, float]:
+    """Return each step's median seconds on the slowest rank, all kinds taking turns; call on all ranks.
+
+    Where memory is too short for what all kinds keep between steps, `tidy` turns give it back; the first step
+    of each such turn does not count.
+    """
     import torch.distributed as dist
+
+    from shardwise.runtime.heap import give_back
 
     times: dict[str, list[float]] = {name: [] for name in steps}
     order = list(steps)
-    for repeat in range(_UNTIMED + repeats):
+    untimed = 0 if tidy else _UNTIMED
+    for repeat in range(untimed + repeats):
         # Whoever comes first finds what the last one of the round before left; everybody is first in turn.
         order = order[1:] + order[:1]
         for name in order:
+            if tidy:
+                give_back()
+                dist.barrier()
+                steps[name]()
             dist.barrier()
             start = time.perf_counter()
             steps[name]()
-            if repeat >= _UNTIMED:
+            if repeat >= untimed:
                 times[name].append(time.perf_counter() - start)
     medians = {name: statistics.median(found) for name, found in times.items()}
     gathered: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]

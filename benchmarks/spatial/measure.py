@@ -103,7 +103,7 @@ def main() -> None:
         steps[name] = lambda t=trainer: t.step(x, y)
     alone = plain(model, x, y)
     steps["one"], steps["two"] = on_first_rank(alone, 1), on_first_rank(alone, 2)
-    write(target, {**in_turns(steps, repeats), "variants": list(variants)})
+    write(target, {**in_turns(steps, repeats, tidy=bool(count)), "variants": list(variants)})
     sw.finalize()
 
 

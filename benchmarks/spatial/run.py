@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=CASES, help="model:pixels:batch")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--transports", nargs="*", default=("mpi4py", "gloo"))
-    parser.add_argument("--default", action="store_true", help="the default plan only, which needs less memory")
+    parser.add_argument("--default", action="store_true", help="the default plan only, with less memory")
     parser.add_argument("--missing", action="store_true", help="skip what result.json has already")
     parser.add_argument("--rows", type=Path, default=HERE / "result.json")
     options = parser.parse_args()
