@@ -40,11 +40,11 @@ def test_a_loss_suits_the_output():
 
 
 def test_real_steps_stand_beside_their_predictions():
-    plans = ["data=2", "spatial={tiles}", "stages=2 micro_batches=2", "spatial=2x1x1"]
-    rows, refused = rows_of([Subject("resnet8", (3, 16, 16), 4)], plans, HERE, 3, 6.0)
+    plans = ["spatial={tiles}", "stages=2 micro_batches=2", "spatial=2x1x1"]
+    rows, refused = rows_of([Subject("resnet8", (3, 16, 16), 4)], plans, HERE, 2, 2.0)
     # The plan for volumes is refused, by its name, and the others are not lost with it.
     assert [entry["plan"] for entry in refused] == ["spatial=2x1x1"]
-    assert [row.plan for row in rows] == ["data=2", "spatial=2x1", "stages=2 micro_batches=2"]
+    assert [row.plan for row in rows] == ["spatial=2x1", "stages=2 micro_batches=2"]
     for row in rows:
         assert (row.model, row.ranks) == ("resnet8", 2)
         assert 0 < row.measured_seconds < 5
