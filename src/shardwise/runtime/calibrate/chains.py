@@ -52,8 +52,7 @@ class Chain:
         """Return the bytes of all weights and their gradients."""
         held = self.program.parameters
         sizes = {
-            operand.source: self.program.parameters[operand.source].box(self.rank).size
-            * operand.spec.itemsize
+            operand.source: held[operand.source].box(self.rank).size * operand.spec.itemsize
             for op in self.ops
             if not isinstance(op, Regrid)
             for operand in op.layer.operands

@@ -24,7 +24,7 @@ from shardwise.runtime.poller import cores
 # Visits to each chain, of two timed rounds each; rounds of one rank alone, and of a crowd.
 _FEWEST, _MOST, _ALONE = 1, 8, 3
 # Weights and gradients that all ranks may keep between two visits.
-_STORED_BYTES = 6 << 30
+_STORED_BYTES = 2 << 30
 
 
 def profile_kernels(
