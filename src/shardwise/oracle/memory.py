@@ -141,16 +141,21 @@ class _Walk:
         """Add up what autograd keeps, and what is alive until its last reader."""
         program, rank = self.program, self.rank
         dying = _dying(program)
+        regrids = [op for op in program.ops if isinstance(op, Regrid)]
+        landing = {op.source.slot: op.makes for op in regrids if op.lands(rank)}
         saved = self.saved
         alive = {h.slot: _bytes(h, rank) for h in program.arrivals.values()}
         moment = sum(alive.values())
         for i, op in enumerate(program.ops):
             view = isinstance(op, Compute) and op.layer.alias
             self._note(int(self.kept + moment + self.room[i][0]), 0)
-            alive[op.makes.slot] = 0 if view else _bytes(op.makes, rank)
-            moment += alive[op.makes.slot]
+            if isinstance(op, Regrid) and op.lands(rank):
+                alive[op.makes.slot] = alive.pop(op.source.slot, 0)
+            else:
+                alive[op.makes.slot] = 0 if view else _bytes(landing.get(op.makes.slot, op.makes), rank)
+                moment += alive[op.makes.slot]
             amount, taken = _saves(op, rank, saved)
-            if isinstance(op, Regrid) and op.source.slot in saved and _widens(op, rank):
+            if isinstance(op, Regrid) and op.source.slot in saved and op.widens(rank):
                 # The widened tensor holds all that the tile held: what was saved of that moves there.
                 amount, taken = _bytes(op.makes, rank) - _bytes(op.source, rank), [op.makes.slot]
                 saved.add(op.makes.slot)
@@ -194,10 +199,6 @@ def _room(op: Op, rank: int, kernels: KernelTimes | None) -> tuple[float, float]
         return 0.0, 0.0
     back = kernels.room(task, Direction.BACKWARD_INPUT) if op.makes.grad else 0.0
     return kernels.room(task, Direction.FORWARD), back
-
-
-def _widens(op: Regrid, rank: int) -> bool:
-    return not op.source.layout.partial and op.makes.stored(rank).contains(op.source.layout.box(rank))
 
 
 def _dying(program: StageProgram) -> Mapping[int, list[str]]:

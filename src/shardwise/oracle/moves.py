@@ -48,10 +48,15 @@ def move_of(op: Regrid, rank: int, *, back: bool = False) -> Move:
     for m in op.messages_of(rank):
         name = "stay" if m.source == m.target else "out" if (m.source == rank) != back else "in"
         parts[name].append(m.box)
+    first = f"back {dtype}" if back else dtype
+    written = there.size
+    if op.lands(rank) and not back:
+        # What stays was made where it stays.
+        written -= held.size
+        first, parts["stay"] = f"landing {dtype}", []
     touched = [what for name, boxes in parts.items() for what in (name, tuple(boxes))]
     travelling = sum(b.size for name in ("out", "in") for b in parts[name])
-    nbytes = 2 * (there.size + travelling) * itemsize
-    first = f"back {dtype}" if back else dtype
+    nbytes = 2 * (written + travelling) * itemsize
     return Move(REGRID, nbytes, (first, (here,), (there,), *touched))
 
 

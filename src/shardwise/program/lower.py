@@ -5,6 +5,7 @@ assign                   where every value lives
 extents                  how much of it each rank makes, and what its readers want
 this file                the operations: computations, and regrids where what is made is not what is wanted
 slices, margins          what ranks hold of the weights; room for padding
+landing                  values that are made inside the result of a regrid
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from shardwise.plan import Split
 from shardwise.program.alive import alive
 from shardwise.program.assign import Home, assign
 from shardwise.program.extents import Extents, Key, Need, find_extents, key_of, wanted_boxes
+from shardwise.program.landing import landed
 from shardwise.program.losses import expand_losses
 from shardwise.program.margins import margins_of
 from shardwise.program.norms import shared_over
@@ -89,7 +91,7 @@ class _Lowering:
                 self._emit(layer)
         leaving = {name: self._complete(name) for name in departures if name in self.made}
         return StageProgram(
-            tuple(map(self._settled, self.ops)),
+            landed([self._settled(op) for op in self.ops], [held.slot for held in leaving.values()]),
             self.arrivals,
             leaving,
             self.parameters,

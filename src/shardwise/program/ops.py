@@ -57,16 +57,31 @@ class Compute:
 
 @dataclass(frozen=True)
 class Regrid:
-    """Move a tensor of the group from one layout to another."""
+    """Move a tensor of the group from one layout to another.
+
+    With `landing`, ranks that keep all that they hold make it where it will stay, inside the result.
+    """
 
     source: Held
     makes: Held
     messages: tuple[Message, ...]
     why: str = ""
+    landing: bool = False
 
     def messages_of(self, rank: int) -> Sequence[Message]:
         """Return the messages that a rank sends or receives, those to itself included, in their order."""
         return self._by_rank.get(rank, ())
+
+    def widens(self, rank: int) -> bool:
+        """Tell whether a rank's result holds all that it held before."""
+        layout = self.source.layout
+        return not layout.partial and self.makes.stored(rank).contains(layout.box(rank))
+
+    def lands(self, rank: int) -> bool:
+        """Tell whether a rank makes what it holds inside the result."""
+        held = self.source.layout.box(rank)
+        kept = [m.box for m in self.messages_of(rank) if m.source == m.target] if self.landing else []
+        return kept == [held] and self.widens(rank)
 
     @cached_property
     def is_sum(self) -> bool:

@@ -46,9 +46,10 @@ class Exchanged:
         )
         self.buffer_bytes = self.there.nbytes + self.back.nbytes
         held, wanted = op.source.layout.box(rank), op.makes.stored(rank)
-        whole = not op.source.layout.partial and wanted.contains(held)
-        self.inner = held.slices(wanted) if whole else None
+        self.inner = held.slices(wanted) if op.widens(rank) else None
         self.interior = interior
+        # A convolution of the interior reads the tile on its own, and wants it without gaps.
+        self.room = self.there if op.lands(rank) and interior is None else None
 
     def forward(self, flow: Flow, keep: bool) -> None:
         """Bring the value into its new layout."""

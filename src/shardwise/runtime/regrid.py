@@ -77,6 +77,7 @@ class Exchange:
         self.line: Line | None = wire.line(receives, sends, tag, what) if receives or sends else None
         self.nbytes = sum(p.buffer.numel() * p.buffer.element_size() for p in (*receives, *sends))
         self.source: Tensor | None = None
+        self.room: Tensor | None = None
 
     def _parcels(
         self,
@@ -120,9 +121,19 @@ class Exchange:
         if self.line is not None:
             self.line.start()
 
+    def reserve(self) -> Tensor:
+        """Make the result early; return the place in it for what this rank holds, if it keeps all of that.
+
+        What is written there before the start need not be copied.
+        """
+        self.room = self._make()
+        return self.room[self.keep[0][1]].data
+
     def finish(self) -> Tensor:
         """Return the tensor in its new layout."""
-        if self.reuse is not None and self.source is not None:
+        if self.room is not None:
+            result, self.room = self.room, None
+        elif self.reuse is not None and self.source is not None:
             # All of the result lies in what this rank holds: add to it where it is.
             result = self.source[self.reuse]
         else:
@@ -135,12 +146,17 @@ class Exchange:
         self.source = None
         return result
 
-    def _keep(self) -> Tensor:
-        """Make the result and copy into it what this rank has of it."""
+    def _make(self) -> Tensor:
+        """Make the result, with zeros where nothing will be written."""
         make = torch.zeros if self.zero else torch.empty
         result = make(self.shape, dtype=self.dtype, device=self.device)
         for strip in self.strips:
             result[strip].zero_()
+        return result
+
+    def _keep(self) -> Tensor:
+        """Make the result and copy into it what this rank has of it."""
+        result = self._make()
         if self.source is not None:
             for here, there, adds in self.keep:
                 target = result[there]

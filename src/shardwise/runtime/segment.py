@@ -14,6 +14,8 @@ from shardwise.runtime.flow import Flow, SavedBox, Slots, add_gradient
 from shardwise.runtime.grouping import is_stored
 from shardwise.runtime.hollow import hollow
 from shardwise.runtime.in_place import rectified_in_place, rectify
+from shardwise.runtime.landing import bind_landing
+from shardwise.runtime.regrid import Exchange
 from shardwise.runtime.rules import Surroundings, bind
 from shardwise.runtime.weights_later import Note, WeightsLater
 
@@ -36,6 +38,7 @@ class Segment:
         moved: set[str],
         surroundings: Surroundings,
         later: Compute | None = None,
+        rooms: Mapping[str, Exchange] | None = None,
     ) -> None:
         """Bind the computations.
 
@@ -47,25 +50,30 @@ class Segment:
             moved: slots that a regrid copies.
             surroundings: for rules that want to know more.
             later: the computation whose weight gradient is left to the second half of backward.
+            rooms: the exchanges in whose results slots are made.
         """
         made = {op.makes.slot for op in ops}
         self.surroundings = surroundings
         self.calls = []
         self.reads: dict[str, bool] = {}
-        overwrites = rectified_in_place(ops, rank, outside)
+        rooms = rooms or {}
+        overwrites = rectified_in_place(ops, rank, outside, rooms)
         for i, op in enumerate(ops):
             names = []
             for held in op.reads:
                 names.append((held.slot, tensors.get(held.slot) if is_stored(op, held) else None))
                 if not is_stored(op, held) and held.slot not in made:
                     self.reads[held.slot] = held.grad
-            run = rectify if i in overwrites else bind(op, rank, surroundings)
+            if op.makes.slot in rooms:
+                run = bind_landing(op, rank, rooms[op.makes.slot].reserve)
+            else:
+                run = rectify if i in overwrites else bind(op, rank, surroundings)
             self.calls.append((run, names, op.makes.slot, op is later))
         self.makes = [op.makes.slot for op in ops if op.makes.slot in outside]
         self.frees = _last_reads(
             [[n for n, t in names if t is None] for _, names, _, _ in self.calls], self.makes
         )
-        self.moved = [slot for slot in self.makes if slot in moved]
+        self.moved = [slot for slot in self.makes if slot in moved and slot not in rooms]
 
     def forward(self, flow: Flow, keep: bool) -> Any:
         """Compute; return the leaves, the edges of the outputs and the weights' parts put off."""

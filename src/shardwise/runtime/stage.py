@@ -36,6 +36,7 @@ from shardwise.runtime.grouping import (
 )
 from shardwise.runtime.interior import interior_of
 from shardwise.runtime.overlap import Overlap
+from shardwise.runtime.regrid import Exchange
 from shardwise.runtime.rules import Surroundings
 from shardwise.runtime.segment import Segment
 from shardwise.runtime.weights_later import Note, WeightsLater
@@ -67,11 +68,19 @@ class BoundStage:
         outside = read_behind(groups, program)
         self.overlap = overlap or Overlap()
         waits = put_off(groups) if self.overlap.backward and program.width > 1 else [None] * len(groups)
+        exchanges = {
+            i: self._exchange(group, tensors, wires, i, waits[i + 1 : i + 2])
+            for i, group in enumerate(groups)
+            if isinstance(group, Regrid)
+        }
+        rooms = {e.source: e.room for e in exchanges.values() if isinstance(e.room, Exchange)}
         for i, group in enumerate(groups):
             if isinstance(group, Regrid):
-                step: Step = self._exchange(group, tensors, wires, i, waits[i + 1 : i + 2])
+                step: Step = exchanges[i]
             elif isinstance(group, list):
-                step = Segment(group, rank, tensors, outside[i], self.moved, self.surroundings, waits[i])
+                step = Segment(
+                    group, rank, tensors, outside[i], self.moved, self.surroundings, waits[i], rooms
+                )
             else:
                 step = Normalised(group, rank, wires, tensors)
             self.steps.append(step)

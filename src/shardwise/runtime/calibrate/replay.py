@@ -25,8 +25,9 @@ from shardwise.runtime.calibrate.clock import now
 from shardwise.runtime.calibrate.pace import Pace
 from shardwise.runtime.calibrate.values import SMALL, seed, stored
 from shardwise.runtime.in_place import rectify
+from shardwise.runtime.landing import bind_landing
 from shardwise.runtime.memory import allocator_profile
-from shardwise.runtime.regrid import bind_regrid
+from shardwise.runtime.regrid import Exchange, bind_regrid
 from shardwise.runtime.rules import bind
 from shardwise.runtime.shared_norm import bind_norm
 from shardwise.runtime.wire import LoneWire, Parcel, Wires
@@ -68,25 +69,36 @@ class Replay:
         self.tensors = stored(chain)
         wire = _Hollow()
         wires = Wires(wire, wire, wire)
-        self.items = [self._item(i, op, wires) for i, op in enumerate(chain.ops)]
+        self.rooms: dict[str, Exchange] = {}
+        # Exchanges first: what lands in their results is made before.
+        regrids = {i: self._regrid(op, wires) for i, op in enumerate(chain.ops) if isinstance(op, Regrid)}
+        self.items = [
+            regrids[i] if isinstance(op, Regrid) else self._item(i, op, wires)
+            for i, op in enumerate(chain.ops)
+        ]
         self.last: dict[str, int] = {}
         self.marks = False
         self.clock: Callable[[], float] = now
 
-    def _item(self, index: int, op: Op, wires: Wires) -> _Item:
+    def _regrid(self, op: Regrid, wires: Wires) -> _Item:
+        rank, dtype = self.rank, getattr(torch, op.makes.spec.dtype)
+        there, back = bind_regrid(
+            op.source.layout, op.makes.layout, op.messages, rank, wires.group, dtype,
+            torch.device("cpu"), 0, op.why, op.makes.stored(rank),
+        )  # fmt: skip
+        if op.lands(rank) and isinstance(there, Exchange):
+            self.rooms[op.source.slot] = there
+        keys = move_of(op, rank).key, move_of(op, rank, back=True).key
+        return _Item(op, keys[0], there, back, keys[1])
+
+    def _item(self, index: int, op: Compute | Normalise, wires: Wires) -> _Item:
         rank = self.rank
-        if isinstance(op, Regrid):
-            dtype = getattr(torch, op.makes.spec.dtype)
-            there, back = bind_regrid(
-                op.source.layout, op.makes.layout, op.messages, rank, wires.group, dtype,
-                torch.device("cpu"), 0, op.why, op.makes.stored(rank),
-            )  # fmt: skip
-            keys = move_of(op, rank).key, move_of(op, rank, back=True).key
-            return _Item(op, keys[0], there, back, keys[1])
         key = key_of(Task.of(op, rank))
         if isinstance(op, Normalise):
             norm = bind_norm(op, rank, wires, self.tensors)
             return _Item(op, key, norm.forward, norm.backward, key)
+        if op.makes.slot in self.rooms:
+            return _Item(op, key, bind_landing(op, rank, self.rooms[op.makes.slot].reserve), None, key)
         return _Item(op, key, rectify if index in self.chain.overwrites else bind(op, rank), None, key)
 
     def prepare(self) -> None:
@@ -146,6 +158,10 @@ class Replay:
         op = item.op
         if isinstance(op, Regrid):
             source = self._operand(op.source, None, slots)
+            room = self.rooms.get(op.source.slot)
+            if room is not None and room.room is None:
+                # Its maker is not in this chain.
+                source = room.reserve().copy_(source)
             start = self.clock()
             slots[op.makes.slot] = item.run(source)
             self._note(times, item.key, FORWARD, self.clock() - start)
