@@ -40,8 +40,8 @@ def launch(script: Path, ranks: int, transport: str, *args: object) -> dict[str,
 def in_turns(steps: Mapping[str, Step], repeats: int, *, tidy: bool = False) -> dict[str, float]:
     """Return each step's median seconds on the slowest rank, all kinds taking turns; call on all ranks.
 
-    Where memory is too short for what all kinds keep between steps, `tidy` turns give it back; the first step
-    of each such turn does not count.
+    Where memory is too short for what all kinds keep between steps, `tidy` turns give it back; each then has
+    two steps that do not count and two that do.
     """
     import torch.distributed as dist
 
@@ -56,13 +56,15 @@ def in_turns(steps: Mapping[str, Step], repeats: int, *, tidy: bool = False) -> 
         for name in order:
             if tidy:
                 give_back()
+                for _ in range(2):
+                    dist.barrier()
+                    steps[name]()
+            for _ in range(2 if tidy else 1):
                 dist.barrier()
+                start = time.perf_counter()
                 steps[name]()
-            dist.barrier()
-            start = time.perf_counter()
-            steps[name]()
-            if repeat >= untimed:
-                times[name].append(time.perf_counter() - start)
+                if repeat >= untimed:
+                    times[name].append(time.perf_counter() - start)
     medians = {name: statistics.median(found) for name, found in times.items()}
     gathered: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, medians)

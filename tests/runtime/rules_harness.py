@@ -91,7 +91,9 @@ def run_split(
     def work(rank: int, wire: ThreadWire) -> None:
         # Threads must not share the model's tensors.
         mine = {
-            name: nn.Parameter(t.detach().clone()) if isinstance(t, nn.Parameter) else t.clone()
+            name: nn.Parameter(t.detach().clone(), t.requires_grad)
+            if isinstance(t, nn.Parameter)
+            else t.clone()
             for name, t in it.state.items()
         }
         store = Store(CPU)

@@ -48,7 +48,10 @@ def landing(program: StageProgram) -> list[str]:
     return [makers[op.source.slot] for op in program.ops if isinstance(op, Regrid) and op.lands(0)]
 
 
-@pytest.mark.parametrize("line", ["spatial=2x1", "spatial=2x2", "spatial=1x3", "spatial=2x1 halo=fused"])
+LINES = ["spatial=2x1", "spatial=2x2", "spatial=1x3", "spatial=2x1 halo=fused", "filter=2", "spatial=9x1"]
+
+
+@pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("norm", [False, True])
 def test_what_is_made_in_place_is_exact(line: str, norm: bool) -> None:
     model = Residual(norm=norm)
@@ -57,6 +60,14 @@ def test_what_is_made_in_place_is_exact(line: str, norm: bool) -> None:
     assert landing(program)
     owner = copy.deepcopy(model)
     assert differences(run_split(it, program), run_whole(it, owner, owner)) == []
+
+
+def test_a_part_that_is_frozen_is_exact() -> None:
+    model = Residual(norm=True)
+    model.first.requires_grad_(False)
+    it = subject(model, (2, 3, 14, 13))
+    owner = copy.deepcopy(model)
+    assert differences(run_split(it, it.lower("spatial=2x1")), run_whole(it, owner, owner)) == []
 
 
 def test_nothing_of_a_tile_is_copied() -> None:

@@ -44,7 +44,8 @@ class Estimate:
 class Task:
     """One rank's computation of one layer: what it holds, what of it the layer reads, what it makes.
 
-    `shared` marks a normalisation whose statistics are reduced over ranks, which runs another kernel.
+    `shared` marks a normalisation whose statistics are reduced over ranks, which runs another kernel, and
+    `landing` a computation that writes into the middle of a wider tensor.
     """
 
     layer: Layer
@@ -52,6 +53,7 @@ class Task:
     wants: tuple[Box, ...]
     out: Box
     shared: bool = False
+    landing: bool = False
 
     @staticmethod
     def of(op: Compute | Normalise, rank: int) -> Task:
@@ -62,6 +64,7 @@ class Task:
             tuple(want.box(rank) for want in op.wants),
             op.makes.layout.box(rank),
             isinstance(op, Normalise),
+            isinstance(op, Compute) and op.landing,
         )
 
     @property

@@ -19,7 +19,7 @@ class Memo:
     def seconds(self, task: Task, direction: Direction) -> Estimate:
         """Return the time of one direction of a task."""
         layer = task.layer
-        key = (id(layer), task.held, task.wants, task.out, task.shared, direction)
+        key = (id(layer), task.held, task.wants, task.out, task.shared, task.landing, direction)
         found = self._known.get(key)
         if found is None:
             self._layers[id(layer)] = layer

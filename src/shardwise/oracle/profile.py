@@ -58,7 +58,7 @@ def key_of(task: Task) -> str:
         shapes.append(f"{operand.role}:{operand.spec.dtype}[{shape}{crop}]")
     settings = ",".join(f"{k}={_plain(v)}" for k, v in sorted(task.layer.attributes.items()))
     out = "x".join(map(str, task.out.shape))
-    word = "shared " if task.shared else ""
+    word = "shared " if task.shared else "landing " if task.landing else ""
     return f"{word}{task.layer.op}({settings}) {' '.join(shapes)} -> [{out}]{_borders(task)}"
 
 

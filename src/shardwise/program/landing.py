@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from shardwise.program.ops import Compute, Op, Regrid
+from shardwise.program.ops import Compute, Normalise, Op, Regrid
 
 # They can write to any place.
 _MAKERS = ("relu", "cat")
@@ -24,7 +24,8 @@ _INDIFFERENT = ("add",)
 
 
 def landed(ops: Sequence[Op], departures: Collection[str]) -> tuple[Op, ...]:
-    """Return the operations of a stage, with a word at each regrid whose source can be made in its result.
+    """Return the operations of a stage, marking each regrid whose source can be made in its result, and the
+    computation that makes it.
 
     Args:
         ops: in order.
@@ -39,10 +40,15 @@ def landed(ops: Sequence[Op], departures: Collection[str]) -> tuple[Op, ...]:
                 taken.add(op.source.slot)
         elif not isinstance(op, Compute) or op.layer.op not in _INDIFFERENT:
             taken.update(held.slot for held in op.reads)
-    lands = {i for slot, i in regrids.items() if slot in makers and slot not in taken}
+    lands = (regrids.keys() & makers) - taken
     return tuple(
-        replace(op, landing=True) if isinstance(op, Regrid) and i in lands else op for i, op in enumerate(ops)
+        op if isinstance(op, Normalise) or _slot(op) not in lands else replace(op, landing=True) for op in ops
     )
+
+
+def _slot(op: Compute | Regrid) -> str:
+    """Return the slot that a regrid reads or a computation makes."""
+    return op.source.slot if isinstance(op, Regrid) else op.makes.slot
 
 
 def _writes_anywhere(op: Compute) -> bool:

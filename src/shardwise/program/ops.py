@@ -46,13 +46,15 @@ class Compute:
     """Run one layer on every rank's own boxes; no communication.
 
     `reads` and `wants` have one entry per operand of the layer: what is there, and which part of it the
-    layer needs. `makes.layout` is partial where a contraction was cut.
+    layer needs. `makes.layout` is partial where a contraction was cut. With `landing`, the result is made
+    inside that of the regrid that reads it.
     """
 
     layer: Layer
     reads: tuple[Held, ...]
     wants: tuple[Layout, ...]
     makes: Held
+    landing: bool = False
 
 
 @dataclass(frozen=True)

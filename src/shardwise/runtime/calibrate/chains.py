@@ -129,7 +129,7 @@ def chains_of(
             ]
             if not absent:
                 continue
-            window = range(max(0, absent[0] - _LEAD), absent[-1] + 1)
+            window = range(max(0, absent[0] - _LEAD), _behind(program.ops, absent[-1]))
             overwrites = overwriting(program, rank)
             chosen: list[tuple[Op, tuple[int, ...], bool]] = []
             for i in window:
@@ -144,6 +144,15 @@ def chains_of(
             places = frozenset(i for i, (_, _, overwrites_it) in enumerate(chosen) if overwrites_it)
             result.append(Chain(bare, rank, ops, seconds, places))
     return result, refused
+
+
+def _behind(ops: Sequence[Op], last: int) -> int:
+    """Return where a chain ends: what is made inside the result of a regrid is measured with that."""
+    end = ops[last]
+    if isinstance(end, Compute) and end.landing:
+        slots = [op.source.slot if isinstance(op, Regrid) else "" for op in ops]
+        last = slots.index(end.makes.slot)
+    return last + 1
 
 
 def _portable(op: Op, rank: int) -> tuple[Op | None, str]:
