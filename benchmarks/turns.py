@@ -40,8 +40,9 @@ def launch(script: Path, ranks: int, transport: str, *args: object) -> dict[str,
 def in_turns(steps: Mapping[str, Step], repeats: int, *, tidy: bool = False) -> dict[str, float]:
     """Return each step's median seconds on the slowest rank, all kinds taking turns; call on all ranks.
 
-    Where memory is too short for what all kinds keep between steps, `tidy` turns give it back; each then has
-    two steps that do not count and two that do.
+    Training goes on and on, so every timed step follows one of its kind, which finds caches and memory as the
+    other kinds left them and does not count. Where memory is too short for what all kinds keep between steps,
+    `tidy` turns give it back; each then has two steps that do not count and two that do.
     """
     import torch.distributed as dist
 
@@ -49,21 +50,19 @@ def in_turns(steps: Mapping[str, Step], repeats: int, *, tidy: bool = False) -> 
 
     times: dict[str, list[float]] = {name: [] for name in steps}
     order = list(steps)
-    untimed = 0 if tidy else _UNTIMED
+    untimed = 0 if tidy else _UNTIMED - 1
+    before, counted = (2, 2) if tidy else (1, 1)
     for repeat in range(untimed + repeats):
         # Whoever comes first finds what the last one of the round before left; everybody is first in turn.
         order = order[1:] + order[:1]
         for name in order:
             if tidy:
                 give_back()
-                for _ in range(2):
-                    dist.barrier()
-                    steps[name]()
-            for _ in range(2 if tidy else 1):
+            for turn in range(before + (counted if repeat >= untimed else 0)):
                 dist.barrier()
                 start = time.perf_counter()
                 steps[name]()
-                if repeat >= untimed:
+                if turn >= before:
                     times[name].append(time.perf_counter() - start)
     medians = {name: statistics.median(found) for name, found in times.items()}
     gathered: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
