@@ -12,6 +12,8 @@ from shardwise.commands.subject import build_model
 
 # The first steps bind and allocate, and find the memory that earlier ones gave back.
 _UNTIMED = 3
+# What the computations that are timed in turn with the steps may keep in a rank.
+_REPLAYED_BYTES = 1.0 * 2**30
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,9 @@ def measure_trials(
         chosen = [good[i] for i in group]
         mine = [trials[i] for i in chosen]
         replayed = chains(mine) if chains is not None else []
+        # Their weights lie in memory beside those of the trials.
+        together = groups_of([chain.stored_bytes for chain in replayed], _REPLAYED_BYTES)
+        replayed = [replayed[i] for i in together[0]] if together else []
         found = _job("run_times", (mine, repeats, replayed), ranks, transport, deadline)
         if isinstance(found, str):
             rows: list[Any] = [found] * len(chosen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import subprocess
@@ -18,6 +17,7 @@ from shardwise.runtime.session import current
 
 # A measurement watches its own clock; this only catches ranks that hang.
 _GRACE_SECONDS = 120.0
+_MEMBER = "shardwise.runtime.calibrate.member"
 
 
 def measure(
@@ -42,7 +42,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
         Path(folder, "arguments").write_bytes(pickle.dumps((function, arguments)))
         options = ["-n", str(size), "--launcher", launcher, "--backend", transport]
-        command = [sys.executable, "-m", "shardwise.cli", "run", *options, "-m", __name__, folder]
+        command = [sys.executable, "-m", "shardwise.cli", "run", *options, "-m", _MEMBER, folder]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads or max(1, cores() // size))}
         limit = seconds + _GRACE_SECONDS
         try:
@@ -58,20 +58,3 @@ def measure(
             said = (child.stderr or child.stdout).strip().splitlines()[-5:]
             raise TransportError(f"{function} on {size} ranks ({transport}) failed: {' | '.join(said)}")
         return [pickle.loads(path.read_bytes()) for path in results]
-
-
-def main() -> None:
-    """Be one rank: join the job, call the function, leave the result."""
-    from shardwise.runtime.session import finalize, init
-
-    folder = Path(sys.argv[1])
-    function, arguments = pickle.loads((folder / "arguments").read_bytes())
-    session = init()
-    module, _, name = function.partition(":")
-    result = getattr(importlib.import_module(module), name)(arguments)
-    (folder / f"result-{session.rank}").write_bytes(pickle.dumps(result))
-    finalize()
-
-
-if __name__ == "__main__":
-    main()
