@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +22,7 @@ from shardwise.runtime.doctor import Finding, usable
 from shardwise.runtime.mpi import mpiexec
 from shardwise.runtime.mpi.mpiexec import Mpiexec
 from shardwise.runtime.poller import cores
+from shardwise.runtime.relay import Ended
 
 SCRIPT = """
 import os, sys
@@ -72,6 +75,24 @@ def test_a_killed_rank_is_named_though_another_fails_for_its_want_first(tmp_path
     assert found.returncode == 128 + signal.SIGKILL
     assert "rank 1 (process" in found.stderr
     assert "was killed by SIGKILL" in found.stderr
+
+
+def test_a_killed_rank_is_named_though_its_word_comes_after_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class SlowRelay(launch.Relay):
+        def __init__(self, address: str, size: int, on_end: Callable[[Ended], None]) -> None:
+            super().__init__(address, size, lambda ended: (time.sleep(0.3), on_end(ended))[1])
+
+    monkeypatch.setattr(launch, "Relay", SlowRelay)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\ntime.sleep(60)\n"
+    )
+    assert launch.run(launch.Job(2, (str(script),), "torchrun")) == 128 + signal.SIGKILL
+    found = capfd.readouterr().err
+    assert "rank 1 (process" in found
+    assert "was killed by SIGKILL" in found
 
 
 @pytest.mark.parametrize(

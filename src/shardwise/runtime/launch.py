@@ -177,12 +177,9 @@ class _Run:
     def _watch(self) -> int:
         done = 0
         while done < self._job.size:
-            try:
-                event = self._events.get(timeout=0.1)
-            except queue.Empty:
-                if (code := self._ended_without_word()) is not None:
-                    return code
-                continue
+            event = self._next()
+            if event is None:
+                return self._without_word()
             if isinstance(event, int):
                 self._relay.say(f"{signal.Signals(event).name}: ending {self._job.size} ranks")
                 self._signal_ranks(event)
@@ -191,6 +188,24 @@ class _Run:
                 return self._failure(self._cause(event))
             done += 1
         return 0
+
+    def _next(self) -> Ended | int | None:
+        """Return what happens next, or None when the processes have ended and no rank has a word to say.
+
+        The end of a process is seen at once; the word of its rank may still be on its way.
+        """
+        while True:
+            over = self._over()
+            try:
+                return self._events.get(timeout=_CAUSE_SECONDS if over else 0.1)
+            except queue.Empty:
+                if over:
+                    return None
+
+    def _over(self) -> bool:
+        """Tell whether a process that this one started has failed, or all have ended."""
+        codes = [process.poll() for process in self._processes]
+        return any(codes) or None not in codes
 
     def _cause(self, first: Ended) -> Ended:
         """Return the rank that a signal ended, if one did just then: others fail for the want of it.
@@ -211,16 +226,13 @@ class _Run:
                     return later
         return first
 
-    def _ended_without_word(self) -> int | None:
-        """Return a code when a launcher process failed before or without its ranks' reports."""
-        codes = [process.poll() for process in self._processes]
-        bad = [code for code in codes if code]
-        if bad and self._events.empty():
+    def _without_word(self) -> int:
+        """Return the code of processes that ended before or without their ranks' reports."""
+        bad = [process.returncode for process in self._processes if process.returncode]
+        if bad:
             self._relay.say(f"a launcher process ended with code {bad[0]}; ending all ranks")
             return _exit_code(bad[0])
-        if all(code == 0 for code in codes) and self._events.empty():
-            return 0 if self._relay.pids else 1
-        return None
+        return 0 if self._relay.pids else 1
 
     def _failure(self, ended: Ended) -> int:
         others = self._job.size - 1
