@@ -23,6 +23,8 @@ SOURCES = (
     "src/shardwise/runtime",
     ":!src/shardwise/graph/keras",
     ":!src/shardwise/runtime/calibrate",
+    # Cases have a launcher of their own.
+    ":!src/shardwise/runtime/launch.py",
     ":!src/shardwise/training/auto.py",
     # On which networks belongs to it too.
     *(f"tests/transparency/{name}.py" for name in ("cases", "harness", "models", "random_cnn")),
