@@ -126,6 +126,21 @@ class KernelTimes(Protocol):
         """Return the machine's fields that the answers so far came from."""
 
 
+# Below so many elements (of a volume: without its last dimension) one image is convolved without blocks,
+# unless its filters are large or grouped.
+_SMALL_IMAGE = 20480
+
+
+def _blocked(task: Task) -> bool:
+    """Tell whether torch hands a convolution on a processor to a library that works on blocks."""
+    image, weight = task.wants[:2]
+    if task.layer.outputs[0].dtype == "float64":
+        return False
+    grouped = weight.shape[1] < image.shape[1]
+    large = min(weight.shape[-2:]) > 3
+    return grouped or large or image.shape[0] > 1 or math.prod(image.shape[:4]) > _SMALL_IMAGE
+
+
 class Roofline:
     """Compute times from the peak, the efficiency curves and the memory bandwidth of a device."""
 
@@ -163,15 +178,20 @@ class Roofline:
     def room(self, task: Task, direction: Direction) -> float:
         """Return nothing beyond the results, except where processors reorder what a convolution reads.
 
-        They bring both operands into blocks, compute a result in blocks and copy that out of them.
+        They bring both operands into blocks, compute a result in blocks and copy that out of them; or, where
+        that is not worth it, write the operands of every output position side by side.
         """
         if not self.device.host or task.layer.kind not in (Kind.CONVOLUTION, Kind.TRANSPOSED):
             return 0.0
-        operands = task.layer.operands
+        operands, out = task.layer.operands, task.layer.outputs[0]
         x, w = (b.size * o.spec.itemsize for b, o in zip(task.wants[:2], operands[:2], strict=True))
-        y = task.out.size * task.layer.outputs[0].itemsize
-        if task.wants[1].shape[2:] == (1,) * len(task.wants[1].shape[2:]):
+        y = task.out.size * out.itemsize
+        if math.prod(task.wants[1].shape[2:]) == 1:
             return 0.0
+        if task.layer.kind is Kind.CONVOLUTION and not _blocked(task):
+            columns = y * math.prod(task.wants[1].shape[1:])
+            columns //= max(1, task.out.shape[1])
+            return float(y + columns if direction is Direction.FORWARD else x + columns + w)
         if direction is Direction.FORWARD:
             return float(max(x + w + y, 2 * y))
         return float(max(y + w + x, 2 * x, x + y + x + w, x + 2 * w))
