@@ -23,6 +23,8 @@ from shardwise.runtime.poller import cores
 
 # Visits to each chain, of two timed rounds each; rounds of one rank alone, and of a crowd.
 _FEWEST, _MOST, _ALONE = 1, 8, 3
+# So many ranks per core stand for all larger crowds.
+_CROWD = 4
 # Weights and gradients that all ranks may keep between two visits.
 _STORED_BYTES = 2 << 30
 
@@ -55,7 +57,7 @@ def profile_kernels(
     found = measure(
         function,
         (chains, seconds, size),
-        size=min(crowd, 2 * size) if crowded else size,
+        size=min(crowd, _CROWD * size) if crowded else size,
         transport="gloo",
         seconds=seconds,
         threads=profile.threads,
