@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from shardwise.program import Compute
 from shardwise.runtime.flow import Flow, SavedBox, Slots, add_gradient
@@ -74,6 +75,7 @@ class Segment:
             [[n for n, t in names if t is None] for _, names, _, _ in self.calls], self.makes
         )
         self.moved = [slot for slot in self.makes if slot in moved and slot not in rooms]
+        self.read_inside = {name for _, names, _, _ in self.calls for name, _ in names}
 
     def forward(self, flow: Flow, keep: bool) -> Any:
         """Compute; return the leaves, the edges of the outputs and the weights' parts put off."""
@@ -138,7 +140,7 @@ class Segment:
         """Differentiate; return the weights' parts that are left."""
         leaves, edges, notes, later = saved
         pairs = [
-            (edge, grads.pop(slot))
+            (edge, self._handed(edge, slot, grads))
             for slot, edge in zip(self.makes, edges, strict=True)
             if slot in grads and edge is not None
         ]
@@ -154,10 +156,34 @@ class Segment:
                 seen.add(shared)
         return list(notes)
 
+    def _handed(self, edge: GradientEdge, slot: str, grads: Slots) -> Tensor:
+        """Return the gradient of an output, or a stand-in that becomes it when its turn comes.
+
+        Autograd holds what it is called with until it returns. What it is handed on the way it lets go of
+        once that was read, and the next computation writes to memory that the caches still know.
+        """
+        gradient = grads.pop(slot)
+        return gradient if slot in self.read_inside else stand_in(edge, [gradient])
+
     def end(self, under_way: list[Note], grads: Slots) -> None:
         """Add the gradients of the weights that were put off."""
         for note in under_way:
             note()
+
+
+def stand_in(edge: GradientEdge, holder: list[Tensor]) -> Tensor:
+    """Return zeros that are replaced by what the holder has when autograd comes to the edge."""
+    zeros = holder[0].new_zeros(()).expand(holder[0].shape)
+    number, place = edge.output_nr, zeros.data_ptr()
+
+    def hand_over(found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        others, gradient = found[number], holder.pop()
+        # Where the same tensor has other names or readers, their gradients were added to the zeros.
+        total = gradient if others.data_ptr() == place else others + gradient
+        return (*found[:number], total, *found[number + 1 :])
+
+    edge.node.register_prehook(hand_over)
+    return zeros
 
 
 def _last_reads(reads: Sequence[Sequence[str]], kept: Sequence[str]) -> list[list[str]]:

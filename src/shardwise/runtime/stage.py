@@ -162,26 +162,28 @@ class BoundStage:
         tell = ready if ready is not None else _nobody
         open_half: Callable[[], None] | None = None
         for step, (first, second) in zip(reversed(self.steps), reversed(self.ready), strict=True):
-            under_way = step.begin(tape.saved.pop(), flowing)
+            before, open_half = open_half, _begin(step, tape.saved.pop(), flowing, second, tell)
             for name in first:
                 tell(name)
-            if open_half is not None:
-                open_half()
-            open_half = _rest(step, under_way, flowing, second, tell)
+            if before is not None:
+                before()
             if step.communicates:
                 open_half()
                 open_half = None
+            # The gradients that it worked on are not kept while the next step computes.
+            before = None
         if open_half is not None:
             open_half()
         self._listener = None
         return {slot: grad for slot, grad in flowing.items() if slot in self.program.arrivals}
 
 
-def _rest(step: Step, under_way: Any, grads: Slots, names: Sequence[str], tell: Ready) -> Callable[[], None]:
-    """Return the second half of a step's backward pass."""
+def _begin(step: Step, saved: Any, grads: Slots, names: Sequence[str], tell: Ready) -> Callable[[], None]:
+    """Do the first half of a step's backward pass; return the second."""
+    under_way = [step.begin(saved, grads)]
 
     def run() -> None:
-        step.end(under_way, grads)
+        step.end(under_way.pop(), grads)
         for name in names:
             tell(name)
 
