@@ -1,7 +1,7 @@
 """Where the time of a tiled step goes, beside that of independent halves: `parts.py [case]`.
 
-Also shows what it is worth that tiles are made inside the tensors that their halos complete: `copied` is the
-same step with each tile copied there.
+Also shows what it is worth that tiles are made inside the tensors that their halos complete (`copied` is the
+same step with each tile copied there), and that autograd lets go of gradients once they were read (`held`).
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def rank(case: str, target: str) -> None:
 
     import shardwise as sw
     from shardwise.program import Regrid
+    from shardwise.runtime import segment
     from shardwise.runtime.communications import Exchanged, Normalised
     from shardwise.runtime.reducer import Reducer
     from shardwise.runtime.segment import Segment
@@ -88,14 +89,23 @@ def rank(case: str, target: str) -> None:
     steps = {"independent halves": halves, "tiles": tiles()}
     with mock.patch.object(Regrid, "lands", return_value=False):
         steps["tiles, copied"] = tiles()
+    holding = tiles()
+
+    def held() -> None:
+        with mock.patch.object(segment, "stand_in", lambda _edge, holder: holder.pop()):
+            holding()
+
+    steps["tiles, gradients held"] = held
     found: dict[tuple[str, str], list[float]] = {}
-    for repeat in range(3 + REPEATS):
+    for repeat in range(2 + REPEATS):
         for step, run in steps.items():
+            # Every timed step follows one of its kind.
+            run()
             dist.barrier()
             spent.clear()
             with _timed(spent, "whole step"):
                 run()
-            for name, seconds in spent.items() if repeat >= 3 else ():
+            for name, seconds in spent.items() if repeat >= 2 else ():
                 found.setdefault((step, name), []).append(seconds)
     medians = [(step, name, sorted(times)[len(times) // 2]) for (step, name), times in found.items()]
     both: list[Any] = [None] * dist.get_world_size()
