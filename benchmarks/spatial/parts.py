@@ -1,7 +1,8 @@
-"""Where the time of a tiled step goes, beside that of independent halves: `parts.py [case]`.
+"""Where the time of a tiled step goes, beside that of independent halves: `parts.py [case [kinds]]`.
 
 Also shows what it is worth that tiles are made inside the tensors that their halos complete (`copied` is the
 same step with each tile copied there), and that autograd lets go of gradients once they were read (`held`).
+Kinds of steps that take turns in one process find memory cut up by the others: `halves,tiles,held` has fewer.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ REPEATS = 7
 
 def main() -> None:
     """Start the ranks and print their times."""
-    case = sys.argv[1] if len(sys.argv) > 1 else "unet-nobn:512:1"
-    rows = launch(HERE / "parts.py", 2, "mpi4py", "rank", case)["rows"]
+    case, kinds = [*sys.argv[1:3], *("unet-nobn:512:1", "halves,tiles,copied,held")[len(sys.argv) - 1 :]]
+    rows = launch(HERE / "parts.py", 2, "mpi4py", "rank", case, kinds)["rows"]
     text = [
         f"# {case}: milliseconds in parts of a step, medians of {REPEATS} in turns, mean of both ranks",
         "",
@@ -36,7 +37,7 @@ def main() -> None:
     print("\n".join(text))
 
 
-def rank(case: str, target: str) -> None:
+def rank(case: str, kinds: str, target: str) -> None:
     """Be one rank."""
     import torch
     import torch.distributed as dist
@@ -86,16 +87,27 @@ def rank(case: str, target: str) -> None:
         (Reducer, "finish", "sums of gradients (most of it in the computations)"),
     ):
         _watch(kind, method, spent, name)
-    steps = {"independent halves": halves, "tiles": tiles()}
-    with mock.patch.object(Regrid, "lands", return_value=False):
-        steps["tiles, copied"] = tiles()
-    holding = tiles()
 
-    def held() -> None:
-        with mock.patch.object(segment, "stand_in", lambda _edge, holder: holder.pop()):
-            holding()
+    def copied() -> Callable[[], object]:
+        with mock.patch.object(Regrid, "lands", return_value=False):
+            return tiles()
 
-    steps["tiles, gradients held"] = held
+    def held() -> Callable[[], object]:
+        run = tiles()
+
+        def step() -> None:
+            with mock.patch.object(segment, "stand_in", lambda _edge, holder: holder.pop()):
+                run()
+
+        return step
+
+    makers = {
+        "halves": ("independent halves", lambda: halves),
+        "tiles": ("tiles", tiles),
+        "copied": ("tiles, copied", copied),
+        "held": ("tiles, gradients held", held),
+    }
+    steps = {name: make_step() for name, make_step in (makers[kind] for kind in kinds.split(","))}
     found: dict[tuple[str, str], list[float]] = {}
     for repeat in range(2 + REPEATS):
         for step, run in steps.items():
