@@ -183,14 +183,13 @@ class Roofline:
         """
         if not self.device.host or task.layer.kind not in (Kind.CONVOLUTION, Kind.TRANSPOSED):
             return 0.0
-        operands, out = task.layer.operands, task.layer.outputs[0]
+        operands = task.layer.operands
         x, w = (b.size * o.spec.itemsize for b, o in zip(task.wants[:2], operands[:2], strict=True))
-        y = task.out.size * out.itemsize
+        y = task.out.size * task.layer.outputs[0].itemsize
         if math.prod(task.wants[1].shape[2:]) == 1:
             return 0.0
         if task.layer.kind is Kind.CONVOLUTION and not _blocked(task):
-            columns = y * math.prod(task.wants[1].shape[1:])
-            columns //= max(1, task.out.shape[1])
+            columns = y // max(1, task.out.shape[1]) * math.prod(task.wants[1].shape[1:])
             return float(y + columns if direction is Direction.FORWARD else x + columns + w)
         if direction is Direction.FORWARD:
             return float(max(x + w + y, 2 * y))
