@@ -12,6 +12,7 @@ import torch.distributed as dist
 from ranks import run_ranks
 from shardwise.runtime import mpi
 from shardwise.runtime.mpi import table
+from shardwise.runtime.mpi.shared import open_memory
 from shardwise.runtime.wire import wire_of
 
 
@@ -70,6 +71,6 @@ def test_small_sums_are_equal_to_the_last_bit_on_all_ranks(size: int, ranks: tup
 def test_memory_of_another_host_is_not_taken_for_the_table(tmp_path: Path) -> None:
     path = tmp_path / "memory"
     path.write_bytes(bytes(mmap.PAGESIZE - 16) + b"the right mark..")
-    assert table._open(str(path), mmap.PAGESIZE, b"the right mark..") is not None
-    assert table._open(str(path), mmap.PAGESIZE, b"another mark....") is None
-    assert table._open(str(tmp_path / "nothing"), mmap.PAGESIZE, b"the right mark..") is None
+    assert open_memory(str(path), mmap.PAGESIZE, b"the right mark..") is not None
+    assert open_memory(str(path), mmap.PAGESIZE, b"another mark....") is None
+    assert open_memory(str(tmp_path / "nothing"), mmap.PAGESIZE, b"the right mark..") is None

@@ -48,6 +48,8 @@ class Fabric:
         for key in sorted({tuple(sorted(set(ranks))) for ranks in sets}):
             if len(key) > 1 and (apart, key) not in self._groups:
                 self._groups[apart, key] = self._new_group(key)
+                if apart and self.rank in key:
+                    wire_of(self._groups[apart, key], key).prepare_sums()
 
     def between_stages(self, back: bool) -> Post:
         """Return how values, or gradients on their way back, travel between stages."""

@@ -62,6 +62,12 @@ class Wire(Post, Protocol):
     def line(self, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str) -> Line:
         """Prepare a set of receives and sends over fixed buffers."""
 
+    def prepare_sums(self) -> None:
+        """Make what large sums need; collective over the group.
+
+        From then on sums that are not in turn are started in one order on all ranks too.
+        """
+
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks of the group up, in place."""
 
@@ -209,6 +215,9 @@ class TorchWire:
         """Prepare a set of receives and sends over fixed buffers."""
         return TorchLine(self, receives, sends, tag, what)
 
+    def prepare_sums(self) -> None:
+        """Do nothing: the backend's own sums are used."""
+
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks of the group up, in place."""
         if self.on_device:
@@ -248,6 +257,9 @@ class LoneWire:
         if receives or sends:
             raise ValueError(f"{what}: a group of one rank cannot exchange messages")
         return _Nothing()
+
+    def prepare_sums(self) -> None:
+        """Do nothing: nothing is added up."""
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Leave the tensor as it is."""

@@ -93,6 +93,9 @@ def time_network(arguments: Any) -> dict[str, Any]:
     sizes, seconds = arguments
     session = current()
     wire = wire_of(dist.group.WORLD, range(session.size))
+    # Gradients are added up in a group of their own.
+    sums = wire_of(dist.new_group(), range(session.size))
+    sums.prepare_sums()
     operations = {
         "point_to_point": _ping_pong,
         "exchange": _exchange,
@@ -106,7 +109,8 @@ def time_network(arguments: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, prepare in operations.items():
         mine = [n for n in sizes if n <= _PIECE] if name == "all_reduces" else sizes
-        found[name] = _time_sizes(partial(prepare, wire, session.rank, session.size), mine, share)
+        over = sums if name == "all_reduces" else wire
+        found[name] = _time_sizes(partial(prepare, over, session.rank, session.size), mine, share)
     found["pairs"] = _pairs(wire, session.rank, session.size, share * len(sizes))
     found["overlap"] = _overlap(wire, session.rank)
     found["jitter"] = _jitter(wire)

@@ -15,6 +15,7 @@ from shardwise.runtime.errors import StalledError
 from shardwise.runtime.mpi.buffers import memory, readable, settle
 from shardwise.runtime.mpi.library import cuda_aware, load
 from shardwise.runtime.mpi.registration import group_comm, poller
+from shardwise.runtime.mpi.shelf import fits as fits_shelf
 from shardwise.runtime.mpi.table import Table, fits
 from shardwise.runtime.mpi.types import WIDENED, datatype
 from shardwise.runtime.mpi.work import Batch
@@ -203,6 +204,10 @@ class MPIWire:
         found: Table | None = self.group.table()
         return found
 
+    def prepare_sums(self) -> None:
+        """Make what large sums need; collective over the group."""
+        self.group.prepare_sums()
+
     def line(self, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str) -> Line:
         """Prepare a set of receives and sends over fixed buffers."""
         return MPILine(self, receives, sends, tag, what)
@@ -233,6 +238,8 @@ class MPIWire:
             table.lay(tensor)
             return OnTable(table, tensor, self, what)
         host = readable(tensor.float() if tensor.dtype in WIDENED else tensor)
+        if not in_turn and self.group.shelf is not None and fits_shelf(host):
+            return MPIPending(self.group.shelf.start(host), self, what, self.others, (tensor, host))
         buffer = [memory(host), host.numel(), datatype(host.dtype)]
         request = self.comm.Iallreduce(self.in_place, buffer)
         self.poller.ring(self.ranks)

@@ -11,8 +11,6 @@ everywhere. The table has two sides that take turns: who says that it came for t
 from __future__ import annotations
 
 import mmap
-import os
-import secrets
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -20,16 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwise.runtime.mpi.library import load
+from shardwise.runtime.mpi.shared import share_memory
 from shardwise.runtime.poller import Poller
 
 # Statistics of a batch norm with 2,048 channels; larger sums are better off in rounds, each with a part.
 PART_BYTES = 64 << 10
-_MOST_RANKS = 16
+MOST_RANKS = 16
 _DTYPES = (torch.float64, torch.float32, torch.int64)
 # Each rank counts on a cache line of its own.
 _LINE_BYTES = 64
-_NAME_BYTES, _MARK_BYTES = 192, 16
 
 
 class Table:
@@ -91,43 +88,9 @@ def fits(tensor: Tensor) -> bool:
 def lay_table(comm: Any, ranks: Sequence[int], me: int, poller: Poller) -> Table | None:
     """Return this rank's place, or None if the ranks share no memory; collective over the communicator."""
     size = comm.Get_size()
-    if size > _MOST_RANKS:
+    if size > MOST_RANKS:
         return None
-    rank, nbytes = comm.Get_rank(), size * _LINE_BYTES + 2 * size * PART_BYTES
-    name = bytearray(_NAME_BYTES + _MARK_BYTES)
-    file = -1
-    memory: mmap.mmap | None = None
-    if rank == 0:
-        file = os.memfd_create("shardwise-table", os.MFD_CLOEXEC)
-        os.ftruncate(file, nbytes)
-        memory = mmap.mmap(file, nbytes)
-        # The mark tells this memory from that of a process with the same number on another host.
-        mark = secrets.token_bytes(_MARK_BYTES)
-        memory[-_MARK_BYTES:] = mark
-        path = f"/proc/{os.getpid()}/fd/{file}".encode()
-        name[:] = path.ljust(_NAME_BYTES, b"\0") + mark
-    what, others = f"rank {me}: a table for small sums of ranks {list(ranks)}", [r for r in ranks if r != me]
-    mpi = load()
-    poller.wait(comm.Ibcast([name, len(name), mpi.BYTE], 0), None, what, others)
-    if rank:
-        memory = _open(bytes(name[:_NAME_BYTES]).rstrip(b"\0").decode(), nbytes, bytes(name[_NAME_BYTES:]))
-    found = torch.tensor([memory is not None], dtype=torch.int32)
-    poller.wait(comm.Iallreduce(mpi.IN_PLACE, [found.numpy(), 1, mpi.INT], mpi.MIN), None, what, others)
-    if file >= 0:
-        os.close(file)
-    return Table(rank, size, memory, others, poller) if memory is not None and int(found) else None
-
-
-def _open(path: str, nbytes: int, mark: bytes) -> mmap.mmap | None:
-    """Return the memory that another process made, if it can be seen from here."""
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        memory = mmap.mmap(file, nbytes)
-    except (OSError, ValueError):
-        return None
-    finally:
-        os.close(file)
-    return memory if memory[-_MARK_BYTES:] == mark else None
+    nbytes = size * _LINE_BYTES + 2 * size * PART_BYTES
+    memory = share_memory(comm, nbytes, ranks, me, poller, "a table for small sums")
+    others = [r for r in ranks if r != me]
+    return None if memory is None else Table(comm.Get_rank(), size, memory, others, poller)
