@@ -56,6 +56,9 @@ class RecordingWire:
         events += [self._event("send", p, tag) for p in sends]
         return RecordingLine(self.wire.line(receives, sends, tag, what), events, self.log)
 
+    def prepare_sums(self) -> None:
+        self.wire.prepare_sums()
+
     def all_reduce(self, tensor: Tensor) -> None:
         self.log.append(("sum", tuple(sorted(self.ranks)), tensor.numel(), ""))
         self.wire.all_reduce(tensor)

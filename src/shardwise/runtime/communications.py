@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shardwise.program import Normalise, Regrid
-from shardwise.runtime.flow import Flow, Slots, add_gradient
+from shardwise.runtime.flow import Flow, Slots, add_gradient, shared
 from shardwise.runtime.interior import Interior
 from shardwise.runtime.regrid import Exchange, bind_regrid
 from shardwise.runtime.shared_norm import bind_norm
@@ -106,7 +106,9 @@ class Normalised:
         """Start to add up what the gradients of all ranks say about the statistics."""
         dy = grads.pop(self.makes, None)
         with torch.no_grad():
-            return self.norm.begin(saved, torch.zeros_like(saved.x) if dy is None else dy)
+            if dy is None:
+                return self.norm.begin(saved, torch.zeros_like(saved.x))
+            return self.norm.begin(saved, dy, not shared(grads, dy))
 
     def end(self, under_way: Any, grads: Slots) -> None:
         """Compute the gradient of the input."""

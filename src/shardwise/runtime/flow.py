@@ -62,9 +62,16 @@ class Step(Protocol):
         """Do what `begin` left open."""
 
 
+def shared(grads: Slots, gradient: Tensor) -> bool:
+    """Tell whether a gradient lies in the memory of one that is still to be read."""
+    place = gradient.untyped_storage().data_ptr()
+    return any(other.untyped_storage().data_ptr() == place for other in grads.values())
+
+
 def add_gradient(grads: Slots, slot: str, grad: Tensor) -> None:
-    """Add a gradient in place: every one that arrives here is a tensor of its own."""
-    if slot in grads:
-        grads[slot].add_(grad)
-    else:
+    """Add a gradient, in place unless another slot has the very same one."""
+    if slot not in grads:
         grads[slot] = grad
+        return
+    mine = grads.pop(slot)
+    grads[slot] = mine + grad if shared(grads, mine) else mine.add_(grad)

@@ -37,7 +37,7 @@ class ReplicaSum:
         self.wire.all_reduce(total)
         return total, Saved(x)
 
-    def begin(self, saved: Saved, dy: Tensor) -> tuple[Tensor, Pending]:
+    def begin(self, saved: Saved, dy: Tensor, own: bool = True) -> tuple[Tensor, Pending]:
         """Start to add the gradients of all replicas up."""
         total = dy.clone()
         what = "gradient of a loss over replicas"

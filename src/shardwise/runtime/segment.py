@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from shardwise.program import Compute
-from shardwise.runtime.flow import Flow, SavedBox, Slots, add_gradient
+from shardwise.runtime.flow import Flow, SavedBox, Slots, add_gradient, shared
 from shardwise.runtime.grouping import is_stored
 from shardwise.runtime.hollow import hollow
 from shardwise.runtime.in_place import rectified_in_place, rectify
@@ -19,6 +19,9 @@ from shardwise.runtime.landing import bind_landing
 from shardwise.runtime.regrid import Exchange
 from shardwise.runtime.rules import Surroundings, bind
 from shardwise.runtime.weights_later import Note, WeightsLater
+
+# Their first operand has a gradient for sure if their result has one.
+_SURE = ("conv", "conv_transpose", "linear", "max_pool")
 
 
 class Segment:
@@ -40,6 +43,7 @@ class Segment:
         surroundings: Surroundings,
         later: Compute | None = None,
         rooms: Mapping[str, Exchange] | None = None,
+        changed: Collection[str] = (),
     ) -> None:
         """Bind the computations.
 
@@ -52,6 +56,7 @@ class Segment:
             surroundings: for rules that want to know more.
             later: the computation whose weight gradient is left to the second half of backward.
             rooms: the exchanges in whose results slots are made.
+            changed: slots whose makers overwrite the gradients they are given.
         """
         made = {op.makes.slot for op in ops}
         self.surroundings = surroundings
@@ -75,7 +80,13 @@ class Segment:
             [[n for n, t in names if t is None] for _, names, _, _ in self.calls], self.makes
         )
         self.moved = [slot for slot in self.makes if slot in moved and slot not in rooms]
+        # What another output is made of: autograd comes by there in any case.
+        self.passed: dict[str, list[str]] = {}
+        for op in ops:
+            if op.layer.op in _SURE and op.makes.slot in self.makes and op.reads[0].slot in self.makes:
+                self.passed.setdefault(op.reads[0].slot, []).append(op.makes.slot)
         self.read_inside = {name for _, names, _, _ in self.calls for name, _ in names}
+        self.changed = changed
 
     def forward(self, flow: Flow, keep: bool) -> Any:
         """Compute; return the leaves, the edges of the outputs and the weights' parts put off."""
@@ -139,31 +150,42 @@ class Segment:
     def begin(self, saved: Any, grads: Slots) -> list[Note]:
         """Differentiate; return the weights' parts that are left."""
         leaves, edges, notes, later = saved
-        pairs = [
-            (edge, self._handed(edge, slot, grads))
+        open_edges = {
+            slot: edge
             for slot, edge in zip(self.makes, edges, strict=True)
             if slot in grads and edge is not None
-        ]
+        }
+        handed = [(edge, self._handed(slot, open_edges, grads)) for slot, edge in open_edges.items()]
+        pairs = [(edge, gradient) for edge, gradient in handed if gradient is not None]
         if pairs:
-            torch.autograd.backward([edge for edge, _ in pairs], [grad for _, grad in pairs])
-        # A sum hands one gradient to both of its operands, and one of them may be put off with its weights,
-        # to the second half or to a time of its own; they are added to separately.
-        seen = {note.gradient.untyped_storage().data_ptr() for note in (*notes, *later)}
+            torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
+        # A sum hands one gradient to both of its operands. One of them may be put off with its weights, to
+        # the second half or to a time of its own; exchanges add to what they are given: these have their own.
+        alone = {note.gradient.untyped_storage().data_ptr(): True for note in (*notes, *later)}
         for slot, leaf in leaves.items():
-            if leaf.grad is not None:
-                shared = leaf.grad.untyped_storage().data_ptr()
-                add_gradient(grads, slot, leaf.grad.clone() if shared in seen else leaf.grad)
-                seen.add(shared)
+            if leaf.grad is None:
+                continue
+            place, changes = leaf.grad.untyped_storage().data_ptr(), slot in self.changed
+            if place in alone and (changes or alone[place]):
+                add_gradient(grads, slot, leaf.grad.clone())
+            else:
+                alone[place] = changes
+                add_gradient(grads, slot, leaf.grad)
         return list(notes)
 
-    def _handed(self, edge: GradientEdge, slot: str, grads: Slots) -> Tensor:
+    def _handed(self, slot: str, edges: Mapping[str, GradientEdge], grads: Slots) -> Tensor | None:
         """Return the gradient of an output, or a stand-in that becomes it when its turn comes.
 
         Autograd holds what it is called with until it returns. What it is handed on the way it lets go of
-        once that was read, and the next computation writes to memory that the caches still know.
+        once that was read, and the next computation writes to memory that the caches still know. Where it
+        passes by for another output, it need not be called with anything.
         """
-        gradient = grads.pop(slot)
-        return gradient if slot in self.read_inside else stand_in(edge, [gradient])
+        holder = [grads.pop(slot)]
+        own = not shared(grads, holder[0])
+        if any(reader in edges for reader in self.passed.get(slot, ())):
+            hand_over(edges[slot], holder, own)
+            return None
+        return holder[0] if slot in self.read_inside else stand_in(edges[slot], holder, own)
 
     def end(self, under_way: list[Note], grads: Slots) -> None:
         """Add the gradients of the weights that were put off."""
@@ -171,19 +193,28 @@ class Segment:
             note()
 
 
-def stand_in(edge: GradientEdge, holder: list[Tensor]) -> Tensor:
+def stand_in(edge: GradientEdge, holder: list[Tensor], own: bool = True) -> Tensor:
     """Return zeros that are replaced by what the holder has when autograd comes to the edge."""
     zeros = holder[0].new_zeros(()).expand(holder[0].shape)
-    number, place = edge.output_nr, zeros.data_ptr()
+    hand_over(edge, holder, own, zeros.data_ptr())
+    return zeros
 
-    def hand_over(found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        others, gradient = found[number], holder.pop()
-        # Where the same tensor has other names or readers, their gradients were added to the zeros.
-        total = gradient if others.data_ptr() == place else others + gradient
+
+def hand_over(edge: GradientEdge, holder: list[Tensor], own: bool, zeros: int = 0) -> None:
+    """Let autograd add what the holder has to what it brings to the edge: nothing, zeros, or gradients.
+
+    Those of other names or readers of the same tensor come with it, or were added to the zeros at `zeros`.
+    What is held is overwritten by the sum if it is the holder's `own`.
+    """
+    number = edge.output_nr
+
+    def add(found: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        others, total = found[number], holder.pop()
+        if others is not None and others.data_ptr() != zeros:
+            total = total.add_(others) if own else total + others
         return (*found[:number], total, *found[number + 1 :])
 
-    edge.node.register_prehook(hand_over)
-    return zeros
+    edge.node.register_prehook(add)
 
 
 def _last_reads(reads: Sequence[Sequence[str]], kept: Sequence[str]) -> list[list[str]]:

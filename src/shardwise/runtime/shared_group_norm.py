@@ -119,7 +119,7 @@ class SharedGroupNorm:
         self.running_mean.lerp_(sums[0].to(self.running_mean.dtype), self.momentum or 0.0)
         self.running_var.lerp_(sums[1].to(self.running_var.dtype), self.momentum or 0.0)
 
-    def begin(self, saved: Saved, dy: Tensor) -> UnderWay:
+    def begin(self, saved: Saved, dy: Tensor, own: bool = True) -> UnderWay:
         """Add this rank's share to the gradients of weight and bias; start to sum the shares of all."""
         x, rstd = saved.x, saved.rstd
         xhat = (x - _spread(saved.mean, x)) * _spread(rstd, x)

@@ -53,6 +53,7 @@ class UnderWay:
     dy: Tensor
     sums: Tensor
     pending: Pending
+    own: bool
 
 
 class SharedBatchNorm:
@@ -115,8 +116,11 @@ class SharedBatchNorm:
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
         self.running_var.lerp_(var.to(self.running_var.dtype), factor)
 
-    def begin(self, saved: Saved, dy: Tensor) -> UnderWay:
-        """Add this rank's share to the gradients of weight and bias; start to sum the shares of all."""
+    def begin(self, saved: Saved, dy: Tensor, own: bool = True) -> UnderWay:
+        """Add this rank's share to the gradients of weight and bias; start to sum the shares of all.
+
+        A gradient that is our `own` is overwritten.
+        """
         x, mean, var = saved.x, saved.mean, saved.var
         if x.numel():
             _, s2, s1 = torch.ops.aten.native_batch_norm_backward(
@@ -130,19 +134,20 @@ class SharedBatchNorm:
         if self.bias is not None and self.bias.requires_grad:
             accumulate(self.bias, s1)
         sums = torch.stack((s1, s2)).double()
-        return UnderWay(saved, dy, sums, self.wire.start_all_reduce(sums, self.what, in_turn=True))
+        pending = self.wire.start_all_reduce(sums, self.what, in_turn=True)
+        return UnderWay(saved, dy, sums, pending, own)
 
     def end(self, under_way: UnderWay) -> Tensor:
-        """Return the gradient of the input, in the memory of the gradient that was given."""
+        """Return the gradient of the input, if possible in the memory of the gradient that was given."""
         under_way.pending.wait()
-        dx, sums, x = under_way.dy, under_way.sums, under_way.saved.x
+        dy, sums, x = under_way.dy, under_way.sums, under_way.saved.x
         rstd = (under_way.saved.var.double() + self.eps).rsqrt()
         scale = rstd if self.weight is None else rstd * self.weight.detach().double()
         slope = scale * rstd * sums[1] / max(1, self.count)
         offset = scale * sums[0] / max(1, self.count) - slope * under_way.saved.mean.double()
         shape = (1, -1, *(1,) * (x.ndim - 2))
         scale, slope, offset = (t.to(x.dtype).view(shape) for t in (scale, slope, offset))
-        dx.mul_(scale)
+        dx = dy.mul_(scale) if under_way.own else dy * scale
         inner_x, inner_dx = (x, dx) if self.owned is None else (x[self.owned], dx[self.owned])
         inner_dx.addcmul_(inner_x, slope, value=-1.0).sub_(offset)
         return dx

@@ -74,12 +74,13 @@ class BoundStage:
             if isinstance(group, Regrid)
         }
         rooms = {e.source: e.room for e in exchanges.values() if isinstance(e.room, Exchange)}
+        changed = {group.makes.slot for group in groups if isinstance(group, Regrid)}
         for i, group in enumerate(groups):
             if isinstance(group, Regrid):
                 step: Step = exchanges[i]
             elif isinstance(group, list):
                 step = Segment(
-                    group, rank, tensors, outside[i], self.moved, self.surroundings, waits[i], rooms
+                    group, rank, tensors, outside[i], self.moved, self.surroundings, waits[i], rooms, changed
                 )
             else:
                 step = Normalised(group, rank, wires, tensors)

@@ -7,9 +7,9 @@ moves. No move waits inside: who finds that the others are not there yet goes on
     add:   every rank adds what the others laid to its own share, and puts the sum there
     take:  every rank copies the sums of the others
 
-So all ranks do the same work, whoever comes first, and every sum is made by one rank only: it is the same to the
-last bit everywhere. Parts are small enough to be still in a cache when the next move comes. Boards are used in
-turn; one is free again when all ranks have taken from it.
+So all ranks do the same work, whoever comes first, and every sum is made by one rank only: it is the same to
+the last bit everywhere. Boards are used in turn; one is free again when all ranks have taken from it. Parts
+are so large that what one core wrote has left its own cache before another one reads it, which is faster.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Shelf:
         """Start to add up a contiguous tensor of all ranks, in place."""
         row = tensor.detach().view(-1)
         length = PART_BYTES // row.element_size()
-        rows = row.split(length)
+        rows = torch.split_with_sizes(
+            row, [min(length, row.numel() - at) for at in range(0, row.numel(), length)]
+        )
         total = Sum(self, len(rows))
         first = self._done[_TAKEN] + len(self._parts)
         for i, part in enumerate(rows):
@@ -87,7 +89,9 @@ class Shelf:
         """Move parts on as far as the other ranks have come."""
         moved = True
         while moved:
-            moved = self._move(_LAID, _TAKEN, _BOARDS) | self._move(_ADDED, _LAID) | self._move(_TAKEN, _ADDED)
+            moved = self._move(_LAID, _TAKEN, _BOARDS)
+            moved |= self._move(_ADDED, _LAID)
+            moved |= self._move(_TAKEN, _ADDED)
 
     def _move(self, move: int, behind: int, ahead: int = 0) -> bool:
         """Do a move for all parts of which all ranks have done the one before it; tell whether any was."""
