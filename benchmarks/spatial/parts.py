@@ -1,7 +1,8 @@
 """Where the time of a tiled step goes, beside that of independent halves: `parts.py [case [kinds]]`.
 
 Also shows what it is worth that tiles are made inside the tensors that their halos complete (`copied` is the
-same step with each tile copied there), and that autograd lets go of gradients once they were read (`held`).
+same step with each tile copied there), that autograd lets go of gradients once they were read (`held`), and
+that gradients are summed in shared memory (`messages`: by MPI).
 Kinds of steps that take turns in one process find memory cut up by the others: `halves,tiles,held` has fewer.
 """
 
@@ -49,6 +50,7 @@ def rank(case: str, kinds: str, target: str) -> None:
     from shardwise.program import Regrid
     from shardwise.runtime import segment
     from shardwise.runtime.communications import Exchanged, Normalised
+    from shardwise.runtime.mpi import line
     from shardwise.runtime.reducer import Reducer
     from shardwise.runtime.segment import Segment
 
@@ -96,7 +98,16 @@ def rank(case: str, kinds: str, target: str) -> None:
         run = tiles()
 
         def step() -> None:
-            with mock.patch.object(segment, "stand_in", lambda _edge, holder: holder.pop()):
+            with mock.patch.object(segment, "stand_in", lambda _edge, holder, _own: holder.pop()):
+                run()
+
+        return step
+
+    def messages() -> Callable[[], object]:
+        run = tiles()
+
+        def step() -> None:
+            with mock.patch.object(line, "fits_shelf", return_value=False):
                 run()
 
         return step
@@ -106,6 +117,7 @@ def rank(case: str, kinds: str, target: str) -> None:
         "tiles": ("tiles", tiles),
         "copied": ("tiles, copied", copied),
         "held": ("tiles, gradients held", held),
+        "messages": ("tiles, gradients summed by messages", messages),
     }
     steps = {name: make_step() for name, make_step in (makers[kind] for kind in kinds.split(","))}
     found: dict[tuple[str, str], list[float]] = {}
