@@ -4,9 +4,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from oracle_cases import Fixed, stage
+from oracle_cases import Fixed, machine, stage
 
 from shardwise.oracle import Direction, Estimate, Task
+from shardwise.oracle.kernels import Roofline
 from shardwise.oracle.moves import joins, move_of
 from shardwise.oracle.profile import (
     INTERPOLATED,
@@ -148,3 +149,15 @@ def test_what_was_not_measured_in_a_crowd_is_not_known_there():
     profile = filled([(task, 0.5)])
     assert profile.knows(key_of(task))
     assert not profile.knows(key_of(task), crowded=True)
+
+
+def test_what_waits_for_the_memory_is_scaled_by_its_bytes():
+    few, many = (next(t for t in tasks("data=1", batch=b) if t.layer.op == "conv") for b in (2, 8))
+    profile = filled([(many, 0.8)])
+    assert profile.seconds(few, Direction.FORWARD).seconds == pytest.approx(0.2)
+    # A device that computes for nothing waits for its memory alone.
+    device = dataclasses.replace(machine().device, peak_flops={"float32": 1e18}, memory_bandwidth=1e9)
+    profile.fallback = Roofline(device)
+    ratio = few.nbytes(Direction.FORWARD) / many.nbytes(Direction.FORWARD)
+    assert 0.25 < ratio < 1
+    assert profile.seconds(few, Direction.FORWARD).seconds == pytest.approx(0.8 * ratio)

@@ -170,6 +170,10 @@ class Roofline:
         seconds = max(computing, moving) + overhead
         return Estimate(seconds, flag="roofline", alone=device.alone_speedup)
 
+    def balance(self, task: Task) -> float:
+        """Return how many operations the device does while its memory moves one byte."""
+        return self.device.peak(task.layer.outputs[0].dtype) / self.device.memory_bandwidth
+
     def moving(self, move: Move) -> Estimate:
         """Return how long the memory needs for the bytes."""
         self._used.add("device.memory_bandwidth")

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwise.geometry.access import reach
 from shardwise.graph import Source
-from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes, Task
+from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes, Roofline, Task
 from shardwise.oracle.moves import Move
 
 INTERPOLATED = "interpolated"
@@ -133,8 +133,8 @@ class Profile:
         near = self._nearest(task, direction)
         if not near:
             return self.fallback.seconds(task, direction)
-        points = [(_measured_cost(m, task, direction), m.seconds[direction]) for m in near]
-        seconds = _between(points, _cost(task, direction))
+        points = [(self._known_cost(m, task, direction), m.seconds[direction]) for m in near]
+        seconds = _between(points, self._cost(task, direction))
         doubt = near[0].spread.get(direction, 0.0) / near[0].seconds[direction]
         return near[0].estimate(direction, seconds, (doubt + 0.1) * seconds, INTERPOLATED)
 
@@ -159,21 +159,42 @@ class Profile:
 
     def _nearest(self, task: Task, direction: Direction) -> list[Measured]:
         """Return up to two measurements: of the same family if there are any, else the nearest in size."""
-        wanted = _cost(task, direction)
+        wanted = self._cost(task, direction)
         known = [
             m
             for m in self._by_op.get(_op(task), ())
-            if m.seconds.get(direction, 0.0) > 0 and _measured_cost(m, task, direction) > 0
+            if m.seconds.get(direction, 0.0) > 0 and self._known_cost(m, task, direction) > 0
         ]
         if not known or not wanted:
             return []
 
         def distance(m: Measured) -> float:
-            return abs(math.log(_measured_cost(m, task, direction) / wanted))
+            return abs(math.log(self._known_cost(m, task, direction) / wanted))
 
         family = family_of(task)
         relatives = sorted((m for m in known if m.family == family), key=distance)
         return relatives[:2] or [min(known, key=distance)]
+
+    def _cost(self, task: Task, direction: Direction) -> float:
+        """Return what the time of an operator grows with: operations if it has weights, else bytes.
+
+        One that does little with many weights waits for the memory; its bytes count as the operations
+        that the device could do meanwhile.
+        """
+        nbytes = float(task.nbytes(direction))
+        if task.layer.kind not in WEIGHTED:
+            return nbytes
+        return max(task.flops(direction), self._balance(task) * nbytes)
+
+    def _balance(self, task: Task) -> float:
+        return self.fallback.balance(task) if isinstance(self.fallback, Roofline) else 0.0
+
+    def _known_cost(self, entry: Measured, task: Task, direction: Direction) -> float:
+        """Return the same of a measurement of such an operator."""
+        nbytes = entry.nbytes.get(direction, 0.0)
+        if task.layer.kind not in WEIGHTED:
+            return nbytes
+        return max(entry.flops.get(direction, 0.0), self._balance(task) * nbytes)
 
     def fields(self) -> tuple[str, ...]:
         """Return the machine's fields that answers of the fallback came from."""
@@ -280,18 +301,6 @@ def cache_path(device: str, threads: int) -> Path:
 
 def _op(task: Task) -> str:
     return f"shared {task.layer.op}" if task.shared else task.layer.op
-
-
-def _cost(task: Task, direction: Direction) -> float:
-    """Return what the time of an operator grows with: operations if it has weights, else bytes."""
-    if task.layer.kind in WEIGHTED:
-        return task.flops(direction)
-    return float(task.nbytes(direction))
-
-
-def _measured_cost(entry: Measured, task: Task, direction: Direction) -> float:
-    source = entry.flops if task.layer.kind in WEIGHTED else entry.nbytes
-    return source.get(direction, 0.0)
 
 
 def _between(points: list[tuple[float, float]], cost: float) -> float:

@@ -62,10 +62,15 @@ class Step(Protocol):
         """Do what `begin` left open."""
 
 
+def place_of(tensor: Tensor) -> int:
+    """Return where the memory of a tensor is, to tell whether another one has the same."""
+    return tensor.untyped_storage().data_ptr()
+
+
 def shared(grads: Slots, gradient: Tensor) -> bool:
     """Tell whether a gradient lies in the memory of one that is still to be read."""
-    place = gradient.untyped_storage().data_ptr()
-    return any(other.untyped_storage().data_ptr() == place for other in grads.values())
+    place = place_of(gradient)
+    return any(place_of(other) == place for other in grads.values())
 
 
 def add_gradient(grads: Slots, slot: str, grad: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from shardwise.graph import Kind
 from shardwise.program import Compute
-from shardwise.runtime.flow import Flow, SavedBox, Slots, add_gradient, shared
+from shardwise.runtime.flow import Flow, SavedBox, Slots, add_gradient, place_of
 from shardwise.runtime.grouping import is_stored
 from shardwise.runtime.hollow import hollow
 from shardwise.runtime.in_place import rectified_in_place, rectify
@@ -21,7 +23,7 @@ from shardwise.runtime.rules import Surroundings, bind
 from shardwise.runtime.weights_later import Note, WeightsLater
 
 # Their first operand has a gradient for sure if their result has one.
-_SURE = ("conv", "conv_transpose", "linear", "max_pool")
+_SURE = ("conv", "linear", "max_pool")
 
 
 class Segment:
@@ -83,7 +85,8 @@ class Segment:
         # What another output is made of: autograd comes by there in any case.
         self.passed: dict[str, list[str]] = {}
         for op in ops:
-            if op.layer.op in _SURE and op.makes.slot in self.makes and op.reads[0].slot in self.makes:
+            known = op.layer.op in _SURE and op.layer.kind is not Kind.OTHER
+            if known and op.makes.slot in self.makes and op.reads[0].slot in self.makes:
                 self.passed.setdefault(op.reads[0].slot, []).append(op.makes.slot)
         self.read_inside = {name for _, names, _, _ in self.calls for name, _ in names}
         self.changed = changed
@@ -155,17 +158,34 @@ class Segment:
             for slot, edge in zip(self.makes, edges, strict=True)
             if slot in grads and edge is not None
         }
-        handed = [(edge, self._handed(slot, open_edges, grads)) for slot, edge in open_edges.items()]
-        pairs = [(edge, gradient) for edge, gradient in handed if gradient is not None]
+        # Gradients in memory that no other one has may be overwritten.
+        count = Counter(map(place_of, grads.values()))
+        held: dict[str, list[Tensor]] = {}
+        pairs = []
+        for slot, edge in open_edges.items():
+            own = count[place_of(grads[slot])] == 1
+            if any(reader in open_edges for reader in self.passed.get(slot, ())):
+                held[slot] = [grads.pop(slot)]
+                hand_over(edge, held[slot], own)
+            else:
+                pairs.append((edge, self._handed(edge, slot, grads, own)))
         if pairs:
             torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
-        # A sum hands one gradient to both of its operands. One of them may be put off with its weights, to
-        # the second half or to a time of its own; exchanges add to what they are given: these have their own.
-        alone = {note.gradient.untyped_storage().data_ptr(): True for note in (*notes, *later)}
+        if any(held.values()):
+            raise RuntimeError(f"autograd did not come by {[slot for slot, left in held.items() if left]}")
+        # A sum hands one gradient to both of its operands. What is put off with its weights, to the second
+        # half or to a time of its own, and what exchanges will add to, must have memory of its own.
+        put_off = {place_of(note.gradient) for note in (*notes, *later)}
+        for slot, gradient in grads.items():
+            if place_of(gradient) in put_off:
+                grads[slot] = gradient.clone()
+        alone = dict.fromkeys(put_off, True)
+        for slot, gradient in grads.items():
+            alone[place_of(gradient)] = alone.get(place_of(gradient), False) or slot in self.changed
         for slot, leaf in leaves.items():
             if leaf.grad is None:
                 continue
-            place, changes = leaf.grad.untyped_storage().data_ptr(), slot in self.changed
+            place, changes = place_of(leaf.grad), slot in self.changed
             if place in alone and (changes or alone[place]):
                 add_gradient(grads, slot, leaf.grad.clone())
             else:
@@ -173,19 +193,14 @@ class Segment:
                 add_gradient(grads, slot, leaf.grad)
         return list(notes)
 
-    def _handed(self, slot: str, edges: Mapping[str, GradientEdge], grads: Slots) -> Tensor | None:
+    def _handed(self, edge: GradientEdge, slot: str, grads: Slots, own: bool) -> Tensor:
         """Return the gradient of an output, or a stand-in that becomes it when its turn comes.
 
         Autograd holds what it is called with until it returns. What it is handed on the way it lets go of
-        once that was read, and the next computation writes to memory that the caches still know. Where it
-        passes by for another output, it need not be called with anything.
+        once that was read, and the next computation writes to memory that the caches still know.
         """
-        holder = [grads.pop(slot)]
-        own = not shared(grads, holder[0])
-        if any(reader in edges for reader in self.passed.get(slot, ())):
-            hand_over(edges[slot], holder, own)
-            return None
-        return holder[0] if slot in self.read_inside else stand_in(edges[slot], holder, own)
+        gradient = grads.pop(slot)
+        return gradient if slot in self.read_inside else stand_in(edge, [gradient], own)
 
     def end(self, under_way: list[Note], grads: Slots) -> None:
         """Add the gradients of the weights that were put off."""

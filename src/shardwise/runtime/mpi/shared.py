@@ -28,9 +28,8 @@ def share_memory(
     file = -1
     memory: mmap.mmap | None = None
     if rank == 0:
-        file = os.memfd_create("shardwise", os.MFD_CLOEXEC)
-        os.ftruncate(file, whole)
-        memory = mmap.mmap(file, whole)
+        file, memory = _make(whole)
+    if memory is not None:
         # The mark tells this memory from that of a process with the same number on another host.
         mark = secrets.token_bytes(_MARK_BYTES)
         memory[-_MARK_BYTES:] = mark
@@ -48,6 +47,20 @@ def share_memory(
     if file >= 0:
         os.close(file)
     return memory if int(found) else None
+
+
+def _make(nbytes: int) -> tuple[int, mmap.mmap | None]:
+    """Return new memory and its file, or none where the system has none to give."""
+    try:
+        file = os.memfd_create("shardwise", os.MFD_CLOEXEC)
+    except OSError:
+        return -1, None
+    try:
+        os.ftruncate(file, nbytes)
+        return file, mmap.mmap(file, nbytes)
+    except (OSError, ValueError):
+        os.close(file)
+        return -1, None
 
 
 def open_memory(path: str, nbytes: int, mark: bytes) -> mmap.mmap | None:

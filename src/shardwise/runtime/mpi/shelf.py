@@ -46,6 +46,9 @@ class Sum:
         """Move on whatever can be moved; tell whether the tensor holds the sum."""
         if self.left:
             self._shelf.advance()
+        if self.left:
+            # A message that another rank needs first may want to be driven.
+            self._shelf.drive()
         return not self.left
 
 
@@ -69,6 +72,7 @@ class Shelf:
         self._parts: deque[tuple[list[Tensor], list[list[Tensor]], Sum]] = deque()
         self._done = [0, 0, 0]
         self._fence = threading.Lock()
+        self._moving = threading.Lock()
 
     def start(self, tensor: Tensor) -> Sum:
         """Start to add up a contiguous tensor of all ranks, in place."""
@@ -87,11 +91,22 @@ class Shelf:
 
     def advance(self) -> None:
         """Move parts on as far as the other ranks have come."""
-        moved = True
-        while moved:
-            moved = self._move(_LAID, _TAKEN, _BOARDS)
-            moved |= self._move(_ADDED, _LAID)
-            moved |= self._move(_TAKEN, _ADDED)
+        # The garbage collector may come by in the middle of a move, and test sums that nobody waits for.
+        if not self._moving.acquire(blocking=False):
+            return
+        try:
+            moved = True
+            while moved:
+                moved = self._move(_LAID, _TAKEN, _BOARDS)
+                moved |= self._move(_ADDED, _LAID)
+                moved |= self._move(_TAKEN, _ADDED)
+        finally:
+            self._moving.release()
+
+    def drive(self) -> None:
+        """Let messages go on that are under way beside the sums."""
+        if self._poller.drive is not None:
+            self._poller.drive()
 
     def _move(self, move: int, behind: int, ahead: int = 0) -> bool:
         """Do a move for all parts of which all ranks have done the one before it; tell whether any was."""
@@ -99,6 +114,7 @@ class Shelf:
         last = min(known, min(self._counts[behind]) + ahead)
         if last <= self._done[move]:
             return False
+        self._settle()  # the counts were read before what they speak of
         while self._done[move] < last:
             shares, board, total = self._parts[self._done[move] - self._done[_TAKEN]]
             _MOVES[move](self._rank, shares, board)
@@ -106,11 +122,18 @@ class Shelf:
                 self._parts.popleft()
                 total.left -= 1
             self._done[move] += 1
-            with self._fence:  # what was moved is seen before the count
-                self._counts[move][self._rank] = self._done[move]
-        with self._fence:  # and the count before it is looked at who sleeps
-            self._poller.ring(self._others)
+            self._settle()  # what was moved is seen before the count
+            self._counts[move][self._rank] = self._done[move]
+        self._settle()  # and the count before it is looked at who sleeps
+        self._poller.ring(self._others)
         return True
+
+    def _settle(self) -> None:
+        """Let nothing that was read or written before be seen after what follows."""
+        # One lock alone lets both sides move into it.
+        for _ in range(2):
+            with self._fence:
+                pass
 
     def _shares(self, part: Tensor) -> list[Tensor]:
         """Return the share of every rank."""
