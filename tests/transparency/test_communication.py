@@ -59,6 +59,10 @@ class RecordingWire:
     def prepare_sums(self) -> None:
         self.wire.prepare_sums()
 
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
     def all_reduce(self, tensor: Tensor) -> None:
         self.log.append(("sum", tuple(sorted(self.ranks)), tensor.numel(), ""))
         self.wire.all_reduce(tensor)

@@ -25,7 +25,7 @@ class Footprint:
         forward_peak: at the fullest moment of forward, arrivals included.
         first_backward: activations and gradients at the fullest moment of the first backward pass.
         later_backward: the same for a later one, which finds the gradients of earlier ones.
-        parcels: packed parcels of all exchanges, which stay allocated.
+        parcels: packed parcels of the largest exchange, which stay allocated.
     """
 
     weights: int
@@ -246,11 +246,12 @@ def _saves(op: Op, rank: int, saved: set[str]) -> tuple[int, list[str]]:
 
 
 def _buffers(program: StageProgram, rank: int) -> int:
-    """Return the bytes of the packed parcels of all exchanges, which stay allocated in both directions."""
-    total = 0
-    for op in program.ops:
-        if isinstance(op, Regrid):
-            itemsize = op.makes.spec.itemsize
-            travels = [m for m in op.messages_of(rank) if m.source != m.target]
-            total += 2 * sum(m.box.size for m in travels) * itemsize
-    return total
+    """Return the bytes of the packed parcels of the largest exchange: all of them use the same memory."""
+    return max(
+        (
+            sum(m.box.size for m in op.messages_of(rank) if m.source != m.target) * op.makes.spec.itemsize
+            for op in program.ops
+            if isinstance(op, Regrid) and not op.is_sum
+        ),
+        default=0,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.oracle.memory import Footprint
+from shardwise.oracle.reductions import shelf_bytes
 from shardwise.oracle.walk import Walk
 from shardwise.program.actions import Act, Action
 
@@ -28,7 +29,8 @@ def step_memory(
     if position not in walk.moments:
         walk.moments[position] = _Alive(walk, position).fullest()
     fullest = walk.moments[position]
-    travelling = sum(bucket.gathered_bytes for bucket in walk.buckets[position])
+    buckets = walk.buckets[position]
+    travelling = sum(b.gathered_bytes for b in buckets) + shelf_bytes(buckets, walk.mesh, walk.machine)
     return {
         "weights": float(sum(f.weights for f in held.values())),
         "gradients": float(fullest[1]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardwise.machine import Machine, Tier
@@ -17,6 +18,11 @@ REDUCTION = "reduction"
 BUCKET_BYTES = 25 << 20
 SINGLE_BYTES = 4 << 20
 PIECE_BYTES = 16 << 20
+# Sums of ranks on one host go over boards of shared memory, if they are large enough and MPI carries them.
+BOARDS = 4
+PART_BYTES = 4 << 20
+SMALLEST_BYTES = 128 << 10
+MOST_RANKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,21 @@ def _fill(
     for positions, rest in filling.items():
         close(positions, *rest)
     return result
+
+
+def shelf_bytes(buckets: Iterable[Bucket], mesh: Mesh, machine: Machine) -> float:
+    """Return one rank's part of the shared memory in which its buckets are added up."""
+    if machine.transport != "mpi4py" or not machine.device.host:
+        return 0.0
+    parts: dict[tuple[int, ...], float] = {}
+    per_node = max(machine.node.devices, machine.crowd)
+    for bucket in buckets:
+        ranks = [mesh.world_rank(r, p) for r in range(mesh.data) for p in bucket.positions]
+        together = len(ranks) <= MOST_RANKS and len({rank // per_node for rank in ranks}) == 1
+        if together and bucket.nbytes >= SMALLEST_BYTES:
+            size = min(float(PART_BYTES), bucket.nbytes)
+            parts[bucket.positions] = max(size, parts.get(bucket.positions, 0.0))
+    return BOARDS * sum(parts.values())
 
 
 def tier_of(bucket: Bucket, mesh: Mesh, machine: Machine) -> Tier:

@@ -11,7 +11,7 @@ from torch import Tensor
 from shardwise.program import Normalise, Regrid
 from shardwise.runtime.flow import Flow, Slots, add_gradient, shared
 from shardwise.runtime.interior import Interior
-from shardwise.runtime.regrid import Exchange, bind_regrid
+from shardwise.runtime.regrid import Exchange, Scratch, bind_regrid
 from shardwise.runtime.shared_norm import bind_norm
 from shardwise.runtime.wire import Wire, Wires
 
@@ -29,6 +29,7 @@ class Exchanged:
         device: torch.device,
         tag: int,
         interior: Interior | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
         dtype = getattr(torch, op.makes.spec.dtype)
         self.source, self.makes, self.grad = op.source.slot, op.makes.slot, op.makes.grad
@@ -43,8 +44,8 @@ class Exchanged:
             tag,
             op.why,
             op.makes.stored(rank),
+            scratch=scratch,
         )
-        self.buffer_bytes = self.there.nbytes + self.back.nbytes
         held, wanted = op.source.layout.box(rank), op.makes.stored(rank)
         self.inner = held.slices(wanted) if op.widens(rank) else None
         self.interior = interior

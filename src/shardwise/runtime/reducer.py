@@ -176,9 +176,10 @@ class Reducer:
 
     @property
     def buffer_bytes(self) -> int:
-        """Return the bytes of what gradients are gathered in."""
+        """Return the bytes of what gradients are gathered and added up in."""
         buckets = [bucket for line in self.lines.values() for bucket in line.buckets]
-        return sum(bucket.flat.nbytes for bucket in buckets if bucket.flat is not None)
+        gathered = sum(bucket.flat.nbytes for bucket in buckets if bucket.flat is not None)
+        return gathered + sum(line.wire.shared_bytes for line in self.lines.values())
 
     def ready(self, name: str) -> None:
         """Note that the gradient of a parameter is complete on this rank."""

@@ -12,6 +12,7 @@ from shardwise.geometry import Box, Layout, Message
 from shardwise.runtime.wire import Line, Parcel, Wire, empty
 
 Slices = tuple[slice, ...]
+_ALIGNED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,34 @@ class _Piece:
     slices: Slices
     view: Tensor
     adds: bool = False
+
+
+class Scratch:
+    """Memory that exchanges use in turn: each is finished before the next one starts."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self._bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        self._used = 0
+
+    @staticmethod
+    def needs(messages: Iterable[Message], itemsize: int) -> int:
+        """Return the bytes of an exchange that sends and receives these messages."""
+        return sum(-(-m.box.size * itemsize // _ALIGNED) * _ALIGNED for m in messages if m.source != m.target)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all."""
+        return self._bytes.nbytes
+
+    def rewind(self) -> None:
+        """Begin with the buffers of another exchange."""
+        self._used = 0
+
+    def take(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Return room for so many elements."""
+        start, end = self._used, self._used + count * dtype.itemsize
+        self._used = -(-end // _ALIGNED) * _ALIGNED
+        return self._bytes[start:end].view(dtype)
 
 
 class Exchange:
@@ -42,6 +71,7 @@ class Exchange:
         tag: int = 0,
         what: str = "regrid",
         in_place: bool = False,
+        scratch: Scratch | None = None,
     ) -> None:
         """Prepare the buffers.
 
@@ -56,7 +86,11 @@ class Exchange:
             tag: apart from those of other exchanges on the wire.
             what: for messages to the user.
             in_place: whether the given tensor may be changed and kept, instead of a copy of it.
+            scratch: where the buffers are; default: in memory of their own.
         """
+        self.scratch = scratch
+        if scratch is not None:
+            scratch.rewind()
         self.what, self.shape, self.dtype, self.device = what, wanted.shape, dtype, device
         self.held_shape = held.shape
         mine = [m for m in messages if rank in (m.source, m.target)]
@@ -75,7 +109,8 @@ class Exchange:
         stays = len(self.keep) == 1 and covered.boxes[1] == wanted and held.contains(wanted)
         self.reuse = self.keep[0][0] if in_place and stays else None
         self.line: Line | None = wire.line(receives, sends, tag, what) if receives or sends else None
-        self.nbytes = sum(p.buffer.numel() * p.buffer.element_size() for p in (*receives, *sends))
+        own = (*receives, *sends) if scratch is None else ()
+        self.nbytes = sum(p.buffer.nbytes for p in own)
         self.source: Tensor | None = None
         self.room: Tensor | None = None
 
@@ -98,7 +133,7 @@ class Exchange:
                 # Several ranks need the very same: packed once, sent to each.
                 parcels.append(Parcel(other, packed[boxes]))
                 continue
-            buffer = packed[boxes] = empty((sum(box.size for box in boxes),), self.dtype, self.device)
+            buffer = packed[boxes] = self._buffer(sum(box.size for box in boxes))
             parcels.append(Parcel(other, buffer))
             offset = 0
             for m in group:
@@ -107,6 +142,11 @@ class Exchange:
                 adds = covered is not None and covered.adds(m.box)
                 pieces.append(_Piece(m.box.slices(local), view, adds))
         return parcels, pieces
+
+    def _buffer(self, count: int) -> Tensor:
+        if self.scratch is None:
+            return empty((count,), self.dtype, self.device)
+        return self.scratch.take(count, self.dtype)
 
     def start(self, tensor: Tensor | None) -> None:
         """Post the receives, pack and post the sends; `tensor` is what this rank holds (None: zeros)."""
@@ -198,20 +238,22 @@ def bind_regrid(
     what: str = "regrid",
     stored: Box | None = None,
     owns_gradient: bool = True,
+    scratch: Scratch | None = None,
 ) -> tuple[Exchange | AllReduce, Exchange | AllReduce]:
     """Return this rank's part of a regrid and of its adjoint.
 
     `stored` is what the result covers if that is more than this rank's box in `dst`: zeros around it. An
-    adjoint that `owns_gradient` may change and keep the gradient it is given instead of copying it.
+    adjoint that `owns_gradient` may change and keep the gradient it is given instead of copying it. With
+    `scratch` both halves use its memory, and nothing else may while one of them is under way.
     """
     if src.ranks == dst.ranks and src.partial and dst.is_whole and src.as_partial(False).is_whole:
         both = AllReduce(wire, src.shape, dtype, device)
         return both, both
     held, wanted = src.box(rank), dst.box(rank) if stored is None else stored
     back = [Message(m.target, m.source, m.box) for m in messages]
-    forward = Exchange(rank, messages, held, wanted, wire, dtype, device, tag, what)
+    forward = Exchange(rank, messages, held, wanted, wire, dtype, device, tag, what, False, scratch)
     what_back = f"{what} (backward)"
-    adjoint = Exchange(rank, back, wanted, held, wire, dtype, device, tag, what_back, owns_gradient)
+    adjoint = Exchange(rank, back, wanted, held, wire, dtype, device, tag, what_back, owns_gradient, scratch)
     return forward, adjoint
 
 

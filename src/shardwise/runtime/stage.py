@@ -36,7 +36,7 @@ from shardwise.runtime.grouping import (
 )
 from shardwise.runtime.interior import interior_of
 from shardwise.runtime.overlap import Overlap
-from shardwise.runtime.regrid import Exchange
+from shardwise.runtime.regrid import Exchange, Scratch
 from shardwise.runtime.rules import Surroundings
 from shardwise.runtime.segment import Segment
 from shardwise.runtime.weights_later import Note, WeightsLater
@@ -67,6 +67,7 @@ class BoundStage:
         reads = [reads_of(group) for group in groups]
         outside = read_behind(groups, program)
         self.overlap = overlap or Overlap()
+        self.scratch = _scratch(groups, rank, device)
         waits = put_off(groups) if self.overlap.backward and program.width > 1 else [None] * len(groups)
         exchanges = {
             i: self._exchange(group, tensors, wires, i, waits[i + 1 : i + 2])
@@ -86,7 +87,7 @@ class BoundStage:
                 step = Normalised(group, rank, wires, tensors)
             self.steps.append(step)
             self.frees.append(sorted(reads[i] - outside[i]))
-        self.buffer_bytes = sum(step.buffer_bytes for step in self.steps if isinstance(step, Exchanged))
+        self.buffer_bytes = self.scratch.nbytes
         # Parameters whose gradients are complete behind the first and behind the second half of each step.
         self.ready: list[tuple[list[str], list[str]]] = []
         for ends, op in zip(last_uses(groups), waits, strict=True):
@@ -133,7 +134,7 @@ class BoundStage:
         if self.overlap.forward:
             found = (interior_of(op, reader, self.rank, tensors) for reader in behind if reader is not None)
             interior = next(found, None)
-        return Exchanged(op, self.rank, wires.group, self.device, tag, interior)
+        return Exchanged(op, self.rank, wires.group, self.device, tag, interior, self.scratch)
 
     def forward(
         self, arrivals: Slots, keep: bool = True, later: list[Note] | None = None
@@ -177,6 +178,13 @@ class BoundStage:
             open_half()
         self._listener = None
         return {slot: grad for slot, grad in flowing.items() if slot in self.program.arrivals}
+
+
+def _scratch(groups: Sequence[Group], rank: int, device: torch.device) -> Scratch:
+    """Return memory for the largest of all exchanges: passes have one of them under way at a time."""
+    regrids = [group for group in groups if isinstance(group, Regrid) and not group.is_sum]
+    sizes = [Scratch.needs(op.messages_of(rank), op.makes.spec.itemsize) for op in regrids]
+    return Scratch(max(sizes, default=0), device)
 
 
 def _begin(step: Step, saved: Any, grads: Slots, names: Sequence[str], tell: Ready) -> Callable[[], None]:

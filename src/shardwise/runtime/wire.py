@@ -68,6 +68,10 @@ class Wire(Post, Protocol):
         From then on sums that are not in turn are started in one order on all ranks too.
         """
 
+    @property
+    def shared_bytes(self) -> int:
+        """Return this rank's part of the memory that large sums of the group use."""
+
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks of the group up, in place."""
 
@@ -218,6 +222,11 @@ class TorchWire:
     def prepare_sums(self) -> None:
         """Do nothing: the backend's own sums are used."""
 
+    @property
+    def shared_bytes(self) -> int:
+        """Return nothing: the transport's own memory is not ours."""
+        return 0
+
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the tensors of all ranks of the group up, in place."""
         if self.on_device:
@@ -260,6 +269,11 @@ class LoneWire:
 
     def prepare_sums(self) -> None:
         """Do nothing: nothing is added up."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Return nothing."""
+        return 0
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Leave the tensor as it is."""

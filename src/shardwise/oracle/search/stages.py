@@ -61,7 +61,7 @@ class Pipeline:
         self.ranks = shape.data * int(self.widths.sum())
         self.cuts, self.crossing = bounds, crossing[bounds[1:-1]]
         self.saved, self.weights = self._bytes("saved"), self._bytes("weights")
-        self.trained, self.parcels = self._bytes("trained"), self._bytes("parcels")
+        self.trained, self.parcels = self._bytes("trained"), self._parcels()
 
     @cached_property
     def forward(self) -> Floats:
@@ -95,6 +95,14 @@ class Pipeline:
         found: Floats = np.diff(getattr(self.family.sums, name)[self.cuts])
         if self.shape.singles:
             rest = np.diff(getattr(self.whole.sums, name)[self.cuts])
+            found[self.shape.count :] = rest[self.shape.count :]
+        return found
+
+    def _parcels(self) -> Floats:
+        """Return the buffers of the largest exchange of every stage."""
+        found = self.family.tables.largest(self.family.sums.parcels, self.cuts)
+        if self.shape.singles:
+            rest = self.family.tables.largest(self.whole.sums.parcels, self.cuts)
             found[self.shape.count :] = rest[self.shape.count :]
         return found
 

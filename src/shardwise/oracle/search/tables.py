@@ -27,8 +27,9 @@ class Sums:
 
     The first three have a row for each number of samples: seconds of one micro-batch, communication inside
     the group included; `weight` is the part of `backward` that only makes gradients of weights. The others
-    are bytes of one rank: `saved` (kept for backward) and `parcels` (buffers of exchanges) for one sample.
-    Each is worked out when it is asked for: whoever asks for bytes needs no prices.
+    are bytes of one rank: `saved` (kept for backward) for one sample, and `parcels` (buffers of exchanges),
+    which is no sum: all exchanges of a stage use the same memory. Each is worked out when it is asked for:
+    whoever asks for bytes needs no prices.
     """
 
     def __init__(self, family: Family) -> None:
@@ -66,10 +67,13 @@ class Sums:
 
     @cached_property
     def parcels(self) -> Floats:
-        """Return the buffers of one sample: what arrives, about as much that leaves, in both directions."""
+        """Return the buffers of every layer for one sample: what arrives, and about as much that leaves."""
         family = self._family
-        each = [4 * sum(m.nbytes for m in c.moves if not m.reduces) for c in family.classes.classes]
-        return self._running(np.array(each)[self._of] / family.tables.batch)
+        each = [
+            max((2 * m.nbytes for m in c.moves if not m.reduces), default=0) for c in family.classes.classes
+        ]
+        found: Floats = np.array(each)[self._of] / family.tables.batch
+        return found
 
 
 class Family:
@@ -232,6 +236,12 @@ class Tables:
         sums = np.cumsum(values[..., self._order], axis=-1)
         start = np.zeros((*sums.shape[:-1], 1))
         return np.concatenate((start, sums), axis=-1)[..., self._ends]
+
+    def largest(self, values: Floats, cuts: NDArray[np.int_]) -> Floats:
+        """Return the largest value of the layers between neighbouring cuts."""
+        at = self._ends[cuts]
+        found: Floats = np.maximum.reduceat(np.append(values[self._order], 0.0), at[:-1])
+        return np.where(np.diff(at) > 0, found, 0.0)
 
     def sums_of(self, family: Family) -> Sums:
         """Return the running sums of a family."""

@@ -15,6 +15,7 @@ from shardwise.runtime.errors import StalledError
 from shardwise.runtime.mpi.buffers import memory, readable, settle
 from shardwise.runtime.mpi.library import cuda_aware, load
 from shardwise.runtime.mpi.registration import group_comm, poller
+from shardwise.runtime.mpi.shelf import Shelf
 from shardwise.runtime.mpi.shelf import fits as fits_shelf
 from shardwise.runtime.mpi.table import Table, fits
 from shardwise.runtime.mpi.types import WIDENED, datatype
@@ -207,6 +208,12 @@ class MPIWire:
     def prepare_sums(self) -> None:
         """Make what large sums need; collective over the group."""
         self.group.prepare_sums()
+
+    @property
+    def shared_bytes(self) -> int:
+        """Return this rank's part of the memory that large sums of the group use."""
+        shelf: Shelf | None = self.group.shelf
+        return 0 if shelf is None else shelf.nbytes
 
     def line(self, receives: Sequence[Parcel], sends: Sequence[Parcel], tag: int, what: str) -> Line:
         """Prepare a set of receives and sends over fixed buffers."""

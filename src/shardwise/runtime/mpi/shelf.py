@@ -30,7 +30,7 @@ from shardwise.runtime.poller import Poller
 PART_BYTES = 4 << 20
 SMALLEST_BYTES = 128 << 10
 """Below this a sum by messages is done sooner."""
-_BOARDS = 4
+BOARDS = 4
 _DTYPES = (torch.float32, torch.float64)
 _LINE_BYTES = 64
 _LAID, _ADDED, _TAKEN = range(3)
@@ -64,15 +64,21 @@ class Shelf:
         # How many parts each rank has laid, added and taken, on a cache line of its own.
         self._counts = [counts[move::step] for move in (_LAID, _ADDED, _TAKEN)]
         bytes_ = torch.frombuffer(
-            memory, dtype=torch.uint8, offset=size * _LINE_BYTES, count=_BOARDS * size * PART_BYTES
+            memory, dtype=torch.uint8, offset=size * _LINE_BYTES, count=BOARDS * size * PART_BYTES
         )
-        self._boards = bytes_.view(_BOARDS, size, PART_BYTES)
+        self._boards = bytes_.view(BOARDS, size, PART_BYTES)
         self._views: dict[tuple[torch.dtype, int], list[list[list[Tensor]]]] = {}
         # Parts that are not taken yet: their own shares and the sum they belong to.
         self._parts: deque[tuple[list[Tensor], list[list[Tensor]], Sum]] = deque()
         self._done = [0, 0, 0]
         self._fence = threading.Lock()
         self._moving = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Return how much of this rank's side of all boards was used so far."""
+        largest = max((length * dtype.itemsize for dtype, length in self._views), default=0)
+        return BOARDS * largest
 
     def start(self, tensor: Tensor) -> Sum:
         """Start to add up a contiguous tensor of all ranks, in place."""
@@ -85,7 +91,7 @@ class Shelf:
         first = self._done[_TAKEN] + len(self._parts)
         for i, part in enumerate(rows):
             boards = self._sides(part)
-            self._parts.append((self._shares(part), boards[(first + i) % _BOARDS], total))
+            self._parts.append((self._shares(part), boards[(first + i) % BOARDS], total))
         self.advance()
         return total
 
@@ -97,7 +103,7 @@ class Shelf:
         try:
             moved = True
             while moved:
-                moved = self._move(_LAID, _TAKEN, _BOARDS)
+                moved = self._move(_LAID, _TAKEN, BOARDS)
                 moved |= self._move(_ADDED, _LAID)
                 moved |= self._move(_TAKEN, _ADDED)
         finally:
@@ -182,7 +188,7 @@ def put_up_shelf(comm: Any, ranks: Sequence[int], me: int, poller: Poller) -> Sh
     size = comm.Get_size()
     if size > MOST_RANKS:
         return None
-    nbytes = size * (_LINE_BYTES + _BOARDS * PART_BYTES)
+    nbytes = size * (_LINE_BYTES + BOARDS * PART_BYTES)
     memory = share_memory(comm, nbytes, ranks, me, poller, "a shelf for large sums")
     others = [r for r in ranks if r != me]
     return None if memory is None else Shelf(comm.Get_rank(), size, memory, others, poller)
