@@ -29,8 +29,8 @@ def test_a_shelf_takes_memory_where_mpi_adds_up_on_one_host():
     device = replace(machine().device, host=True)
     here = machine(device=device, transport="mpi4py")
     assert shelf_bytes([small], mesh, here) == 0
-    assert shelf_bytes([small, one], mesh, here) == 4 * 2**20
-    assert shelf_bytes([one, many], mesh, here) == 4 * shelf.PART_BYTES
+    assert shelf_bytes([small, one], mesh, here) == shelf.BOARDS * 2**20
+    assert shelf_bytes([one, many], mesh, here) == shelf.BOARDS * shelf.PART_BYTES
     assert shelf_bytes([many], mesh, machine(device=device, transport="gloo")) == 0
     far = mesh_of(Plan.parse(f"data={2 * max(here.node.devices, 2)}"))
     assert shelf_bytes([many], far, here) == 0

@@ -19,7 +19,7 @@ BUCKET_BYTES = 25 << 20
 SINGLE_BYTES = 4 << 20
 PIECE_BYTES = 16 << 20
 # Sums of ranks on one host go over boards of shared memory, if they are large enough and MPI carries them.
-BOARDS = 4
+BOARDS = 2
 PART_BYTES = 4 << 20
 SMALLEST_BYTES = 128 << 10
 MOST_RANKS = 16

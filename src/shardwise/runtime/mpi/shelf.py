@@ -30,7 +30,7 @@ from shardwise.runtime.poller import Poller
 PART_BYTES = 4 << 20
 SMALLEST_BYTES = 128 << 10
 """Below this a sum by messages is done sooner."""
-BOARDS = 4
+BOARDS = 2
 _DTYPES = (torch.float32, torch.float64)
 _LINE_BYTES = 64
 _LAID, _ADDED, _TAKEN = range(3)
