@@ -18,7 +18,7 @@ from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes,
 from shardwise.oracle.moves import Move
 
 INTERPOLATED = "interpolated"
-_VERSION = 8
+_VERSION = 9
 # Copies have one direction only.
 _ONCE = Direction.FORWARD.value
 

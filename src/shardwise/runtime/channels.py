@@ -13,6 +13,7 @@ from shardwise.program.actions import Edge
 from shardwise.program.lowered import Lowered
 from shardwise.program.validate import prove_order
 from shardwise.runtime.fabric import Fabric
+from shardwise.runtime.order import FIRST, Order
 from shardwise.runtime.ordered import Channel
 from shardwise.runtime.transfer import Transfer
 from shardwise.runtime.wire import highest_tag
@@ -30,6 +31,7 @@ def bind_channels(
     roles: Mapping[tuple[int, Direction], int],
     replica: int,
     device: torch.device,
+    order: Order = FIRST,
 ) -> Channels:
     """Prepare the messages of every edge; micro-batches of one size share them."""
     result: Channels = {}
@@ -50,9 +52,8 @@ def bind_channels(
                 key = (index, id(source), id(target), direction, back)
                 if key not in made:
                     number = (index * 2 + (direction is Direction.UP)) * 2 + back
-                    made[key] = _bind(
-                        edge, source, target, ends, back, fabric, device, number * _WAYS * _PIECES, stride
-                    )
+                    tag = number * _WAYS * _PIECES
+                    made[key] = _bind(edge, source, target, ends, back, fabric, device, order, tag, stride)
                 result[edge, m, back] = made[key]
     if fabric.ordered and lowered.program.edges:
         prove_order(lowered.program)
@@ -87,6 +88,7 @@ def _bind(
     back: bool,
     fabric: Fabric,
     device: torch.device,
+    order: Order,
     tag: int,
     stride: int,
 ) -> list[tuple[str, Transfer]]:
@@ -105,7 +107,7 @@ def _bind(
         what = f"{'gradient of ' if back else ''}{edge.value}"
         transfer = Transfer(
             listed, me, ways[0].box(me), ways[1].box(me), fabric.between_stages(back), dtype_of(held),
-            device, tag + i * _PIECES, stride, what,
+            device, order, tag + i * _PIECES, stride, what,
         )  # fmt: skip
         result.append((held.slot, transfer))
     return result

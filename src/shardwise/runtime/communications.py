@@ -11,6 +11,7 @@ from torch import Tensor
 from shardwise.program import Normalise, Regrid
 from shardwise.runtime.flow import Flow, Slots, add_gradient, shared
 from shardwise.runtime.interior import Interior
+from shardwise.runtime.order import FIRST, Order
 from shardwise.runtime.regrid import Exchange, Scratch, bind_regrid
 from shardwise.runtime.shared_norm import bind_norm
 from shardwise.runtime.wire import Wire, Wires
@@ -30,6 +31,7 @@ class Exchanged:
         tag: int,
         interior: Interior | None = None,
         scratch: Scratch | None = None,
+        order: Order = FIRST,
     ) -> None:
         dtype = getattr(torch, op.makes.spec.dtype)
         self.source, self.makes, self.grad = op.source.slot, op.makes.slot, op.makes.grad
@@ -45,6 +47,7 @@ class Exchanged:
             op.why,
             op.makes.stored(rank),
             scratch=scratch,
+            order=order,
         )
         held, wanted = op.source.layout.box(rank), op.makes.stored(rank)
         self.inner = held.slices(wanted) if op.widens(rank) else None
@@ -91,8 +94,10 @@ class Normalised:
 
     communicates = True
 
-    def __init__(self, op: Normalise, rank: int, wires: Wires, tensors: Mapping[str, Tensor]) -> None:
-        self.norm = bind_norm(op, rank, wires, tensors)
+    def __init__(
+        self, op: Normalise, rank: int, wires: Wires, tensors: Mapping[str, Tensor], order: Order = FIRST
+    ) -> None:
+        self.norm, self.order = bind_norm(op, rank, wires, tensors), order
         self.source, self.makes, self.grad = op.reads[0].slot, op.makes.slot, op.reads[0].grad
         self.crop = self.norm.crop
         self.shape = op.reads[0].layout.box(rank).shape
@@ -118,7 +123,7 @@ class Normalised:
         if not self.grad:
             return
         if self.crop is not None:
-            wide = dx.new_zeros(self.shape)
+            wide = self.order.zeros(self.shape, dx.dtype, dx.device)
             wide[self.crop] = dx
             dx = wide
         add_gradient(grads, self.source, dx)

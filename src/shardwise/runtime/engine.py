@@ -19,6 +19,7 @@ from shardwise.runtime.counts import Counts, Feed
 from shardwise.runtime.events import Recorder
 from shardwise.runtime.fabric import Fabric
 from shardwise.runtime.flow import Tape
+from shardwise.runtime.order import FIRST, Order
 from shardwise.runtime.overlap import NOTHING, Overlap
 from shardwise.runtime.placement import programs_of
 from shardwise.runtime.reducer import Reducer
@@ -55,6 +56,7 @@ class Bench:
     surroundings: Surroundings = field(default_factory=Surroundings)
     recorder: Recorder = field(default_factory=Recorder)
     overlap: Overlap = field(default_factory=Overlap)
+    order: Order = FIRST
 
 
 class Engine:
@@ -75,7 +77,7 @@ class Engine:
         self.counts = Counts(lowered, fabric, store) if shares else None
         self.stages: dict[tuple[int, int], BoundStage] = {}
         self._bind_stages()
-        self.channels = bind_channels(lowered, fabric, self.roles, self.replica, bench.device)
+        self.channels = bind_channels(lowered, fabric, self.roles, self.replica, bench.device, bench.order)
         # Messages between stages travel while others compute; sums of gradients are driven as they start.
         self.between = driver() if self.channels else None
         self._plan_ahead()
@@ -108,7 +110,14 @@ class Engine:
                 if key not in bound:
                     tensors = self._tensors(stage, direction, member, m)
                     bound[key] = BoundStage(
-                        program, member, tensors, wires, bench.device, bench.surroundings, overlap
+                        program,
+                        member,
+                        tensors,
+                        wires,
+                        bench.device,
+                        bench.surroundings,
+                        overlap,
+                        bench.order,
                     )
                 self.stages[stage, m] = bound[key]
 
@@ -216,7 +225,8 @@ class Engine:
         for slot, held in stage.program.arrivals.items():
             if self.lowered.graph[held.value].kind is Kind.INPUT:
                 box = in_batch(held.layout.box(stage.rank), lo)
-                flight.arrivals[slot] = self.feed(held.value, box).to(self.device)
+                part = self.feed(held.value, box).to(self.device)
+                flight.arrivals[slot] = self.bench.order.arranged(part)
         self.bench.surroundings.first_sample, self.bench.surroundings.samples = lo, hi - lo
         if self.counts is not None:
             self.counts.set(m)
@@ -315,7 +325,7 @@ class Engine:
             if grad is None:
                 held = stage.program.arrivals[slot]
                 box = held.layout.box(stage.rank)
-                grad = torch.zeros(box.shape, dtype=dtype_of(held), device=self.device)
+                grad = self.bench.order.zeros(box.shape, dtype_of(held), self.device)
             transfer.send(grad, action.micro_batch)
 
     def _reduce(self, action: Action, index: int) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from shardwise.geometry import Box, Range
 from shardwise.geometry.access import reach
 from shardwise.program import Compute, Regrid
+from shardwise.runtime.order import Order
 from shardwise.runtime.rules.convolution import convolution_input, has_bias, local_groups
 from shardwise.runtime.rules.registry import crop
 
@@ -47,10 +48,11 @@ class Interior:
     settings: tuple[list[int], list[int], list[int], int]
     inside: _Piece
     borders: tuple[_Piece, ...]
+    order: Order
 
     def start(self, tile: Tensor) -> Tensor:
         """Compute what needs no halo."""
-        made = tile.new_empty(self.shape)
+        made = self.order.empty(self.shape, tile.dtype, tile.device)
         self._convolve(tile, self.inside, made)
         return made
 
@@ -69,7 +71,9 @@ class Interior:
             )  # fmt: skip
 
 
-def interior_of(regrid: Regrid, op: Compute, rank: int, tensors: Mapping[str, Tensor]) -> Interior | None:
+def interior_of(
+    regrid: Regrid, op: Compute, rank: int, tensors: Mapping[str, Tensor], order: Order
+) -> Interior | None:
     """Return how to compute a convolution around a regrid; None where it cannot be cut so."""
     layer, out = op.layer, op.makes.layout.box(rank)
     if layer.op != "conv" or op.reads[0].slot != regrid.makes.slot or out.empty:
@@ -108,7 +112,7 @@ def interior_of(regrid: Regrid, op: Compute, rank: int, tensors: Mapping[str, Te
     )
     bias = tensors[op.reads[2].slot] if has_bias(op, rank) else None
     borders = tuple(piece(box, wide) for box in out.minus(inner))
-    return Interior(op.makes.slot, out.shape, weight, bias, settings, piece(inner, tile), borders)
+    return Interior(op.makes.slot, out.shape, weight, bias, settings, piece(inner, tile), borders, order)
 
 
 def _inside(op: Compute, out: Box, dim: int, tile: Range) -> Range:

@@ -26,8 +26,7 @@ class _Bucket:
         self.parameters = [parameters[name] for name in names]
         self.flat: Tensor | None = None
         self.views: list[Tensor] = []
-        strides = self.parameters[0].stride()
-        self.order = sorted(range(len(strides)), key=lambda d: -strides[d])
+        self.order = _order_of(self.parameters[0])
         if len(names) > 1:
             self.flat, self.views = _flat(self.parameters)
         self.what = f"gradients of {self.names[0]} and {len(self.names) - 1} more"
@@ -52,16 +51,27 @@ def _flat(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
     first = parameters[0]
     flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
     pieces = torch.split_with_sizes(flat, [p.numel() for p in parameters])
-    return flat, [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
+    return flat, [_stored_like(p, piece) for piece, p in zip(pieces, parameters, strict=True)]
+
+
+def _order_of(parameter: Tensor) -> list[int]:
+    """Return the dimensions of a parameter in the order of its memory."""
+    strides = parameter.stride()
+    return sorted(range(parameter.ndim), key=lambda d: -strides[d])
+
+
+def _stored_like(parameter: Tensor, row: Tensor) -> Tensor:
+    """Return a row of elements in the shape of a parameter, and in the order of its memory."""
+    order = _order_of(parameter)
+    shape = [parameter.shape[d] for d in order]
+    return row.view(shape).permute([order.index(d) for d in range(parameter.ndim)])
 
 
 def _in_memory_order(parameter: nn.Parameter, order: list[int]) -> Tensor:
     """Return the gradient of a parameter as one row, in the order in which all ranks store the parameter."""
     grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     if not grad.permute(order).is_contiguous():
-        shape = [parameter.shape[d] for d in order]
-        stored = grad.new_empty(shape).permute([order.index(d) for d in range(parameter.ndim)])
-        grad = stored.copy_(grad)
+        grad = _stored_like(parameter, grad.new_empty(grad.numel())).copy_(grad)
     parameter.grad = grad
     return grad.permute(order).view(-1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shardwise.geometry import Box, Layout, Message
+from shardwise.runtime.order import FIRST, Order
 from shardwise.runtime.wire import Line, Parcel, Wire, empty
 
 Slices = tuple[slice, ...]
@@ -72,6 +74,7 @@ class Exchange:
         what: str = "regrid",
         in_place: bool = False,
         scratch: Scratch | None = None,
+        order: Order = FIRST,
     ) -> None:
         """Prepare the buffers.
 
@@ -87,8 +90,9 @@ class Exchange:
             what: for messages to the user.
             in_place: whether the given tensor may be changed and kept, instead of a copy of it.
             scratch: where the buffers are; default: in memory of their own.
+            order: how images lie in memory, in tensors and in messages.
         """
-        self.scratch = scratch
+        self.scratch, self.order = scratch, order
         if scratch is not None:
             scratch.rewind()
         self.what, self.shape, self.dtype, self.device = what, wanted.shape, dtype, device
@@ -137,7 +141,7 @@ class Exchange:
             parcels.append(Parcel(other, buffer))
             offset = 0
             for m in group:
-                view = buffer[offset : offset + m.box.size].view(m.box.shape)
+                view = self.order.shaped(buffer[offset : offset + m.box.size], m.box.shape)
                 offset += m.box.size
                 adds = covered is not None and covered.adds(m.box)
                 pieces.append(_Piece(m.box.slices(local), view, adds))
@@ -154,7 +158,7 @@ class Exchange:
             raise RuntimeError(f"{self.what}: started again before it was finished")
         if tensor is None:
             # The others wait for its part all the same, and the buffers hold what was sent last.
-            tensor = torch.zeros(self.held_shape, dtype=self.dtype, device=self.device)
+            tensor = self.order.zeros(self.held_shape, self.dtype, self.device)
         for piece in self.pack:
             piece.view.copy_(tensor[piece.slices])
         self.source = tensor
@@ -188,8 +192,8 @@ class Exchange:
 
     def _make(self) -> Tensor:
         """Make the result, with zeros where nothing will be written."""
-        make = torch.zeros if self.zero else torch.empty
-        result = make(self.shape, dtype=self.dtype, device=self.device)
+        make = self.order.zeros if self.zero else self.order.empty
+        result = make(self.shape, self.dtype, self.device)
         for strip in self.strips:
             result[strip].zero_()
         return result
@@ -212,17 +216,23 @@ class Exchange:
 class AllReduce:
     """The regular regrid from partial sums of everything to whole copies, as one collective."""
 
-    def __init__(self, wire: Wire, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-        self.wire, self.nbytes = wire, 0
+    def __init__(
+        self,
+        wire: Wire,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        order: Order = FIRST,
+    ) -> None:
+        self.wire, self.nbytes, self.order = wire, 0, order
         self.shape, self.dtype, self.device = tuple(shape), dtype, device
 
     def __call__(self, tensor: Tensor | None) -> Tensor:
         """Return the sum over the group."""
-        if tensor is None:
-            result = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        else:
-            result = tensor.clone(memory_format=torch.contiguous_format)
-        self.wire.all_reduce(result)
+        row = torch.empty(math.prod(self.shape), dtype=self.dtype, device=self.device)
+        result = self.order.shaped(row, self.shape)
+        result.zero_() if tensor is None else result.copy_(tensor)
+        self.wire.all_reduce(row)
         return result
 
 
@@ -239,21 +249,25 @@ def bind_regrid(
     stored: Box | None = None,
     owns_gradient: bool = True,
     scratch: Scratch | None = None,
+    order: Order = FIRST,
 ) -> tuple[Exchange | AllReduce, Exchange | AllReduce]:
     """Return this rank's part of a regrid and of its adjoint.
 
     `stored` is what the result covers if that is more than this rank's box in `dst`: zeros around it. An
     adjoint that `owns_gradient` may change and keep the gradient it is given instead of copying it. With
-    `scratch` both halves use its memory, and nothing else may while one of them is under way.
+    `scratch` both halves use its memory, and nothing else may while one of them is under way. Images are in
+    `order` on both sides.
     """
     if src.ranks == dst.ranks and src.partial and dst.is_whole and src.as_partial(False).is_whole:
-        both = AllReduce(wire, src.shape, dtype, device)
+        both = AllReduce(wire, src.shape, dtype, device, order)
         return both, both
     held, wanted = src.box(rank), dst.box(rank) if stored is None else stored
     back = [Message(m.target, m.source, m.box) for m in messages]
-    forward = Exchange(rank, messages, held, wanted, wire, dtype, device, tag, what, False, scratch)
+    forward = Exchange(rank, messages, held, wanted, wire, dtype, device, tag, what, False, scratch, order)
     what_back = f"{what} (backward)"
-    adjoint = Exchange(rank, back, wanted, held, wire, dtype, device, tag, what_back, owns_gradient, scratch)
+    adjoint = Exchange(
+        rank, back, wanted, held, wire, dtype, device, tag, what_back, owns_gradient, scratch, order
+    )
     return forward, adjoint
 
 

@@ -125,7 +125,8 @@ class Segment:
             if grad:
                 leaf = leaves[slot] = tensor.detach().requires_grad_()
                 with torch.enable_grad():
-                    local[slot] = leaf.view_as(leaf)
+                    # Unlike `view_as`, this keeps the strides of a single image.
+                    local[slot] = torch.ops.aten.alias(leaf)
                 leaf.data = hollow(tensor)
             else:
                 local[slot] = tensor

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from shardwise.program import Normalise
+from shardwise.runtime.columns import wide_enough
 from shardwise.runtime.wire import Pending, Wires
 
 
@@ -157,11 +158,6 @@ class SharedGroupNorm:
 def _spread(table: Tensor, x: Tensor) -> Tensor:
     """Give a table of samples x channels the dimensions of `x`."""
     return table.view(*table.shape, *(1,) * (x.ndim - 2))
-
-
-def wide_enough(dtype: torch.dtype) -> torch.dtype:
-    """Return what statistics are taken in: 16 bits would round a mean before it is subtracted."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:

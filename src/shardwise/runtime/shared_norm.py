@@ -1,6 +1,7 @@
 """Batch norm whose statistics several ranks share, exactly.
 
-Forward: every rank sums over the pixels it owns (n values, mean m, centred squares q), one reduction adds
+Forward: every rank sums over the pixels it owns (in parts of n values, mean m, centred squares q), one
+reduction adds
 
     sum n*m        sum q        sum n*m*m          in float64, so that nothing cancels
 
@@ -14,13 +15,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from shardwise.program import Normalise
 from shardwise.program.replica_sum import REPLICA_SUM
+from shardwise.runtime.columns import affine, combine, moments, products, spread
 from shardwise.runtime.replica_sum import ReplicaSum
-from shardwise.runtime.shared_group_norm import SharedGroupNorm, accumulate, wide_enough
+from shardwise.runtime.shared_group_norm import SharedGroupNorm, accumulate
 from shardwise.runtime.wire import Pending, Wire, Wires
 
 
@@ -42,7 +43,8 @@ class Saved:
 
     x: Tensor
     mean: Tensor
-    var: Tensor
+    rstd: Tensor
+    scale: Tensor
 
 
 @dataclass
@@ -67,8 +69,6 @@ class SharedBatchNorm:
         self.eps, self.momentum = layer.attributes["eps"], layer.attributes["momentum"]
         owned = op.owned.box(rank).intersect(want)
         self.owned = None if owned == want else owned.slices(want)
-        self.channels = owned.shape[1]
-        self.local_count = owned.size // max(1, self.channels)
         self.count = op.samples * math.prod(layer.shape[2:])
         roles = {o.role: o.source for o in layer.operands}
         self.weight, self.bias, self.running_mean, self.running_var, self.counter = (
@@ -81,22 +81,13 @@ class SharedBatchNorm:
         x = tensor if self.crop is None else tensor[self.crop]
         mean, var = self._statistics(x if self.owned is None else x[self.owned])
         self._track(mean, var)
-        local_mean, local_var = mean.to(x.dtype), var.to(x.dtype)
-        y = torch.nn.functional.batch_norm(
-            x, local_mean, local_var, self.weight, self.bias, False, 0.0, self.eps
-        )
-        return y, Saved(x, local_mean, local_var)
+        rstd = (var + self.eps).rsqrt()
+        scale = rstd if self.weight is None else rstd * self.weight.detach()
+        shift = mean * -scale if self.bias is None else self.bias.detach() - mean * scale
+        return affine(x, scale, shift), Saved(x, mean, rstd, scale)
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        sums = torch.zeros((3, self.channels), dtype=torch.float64, device=x.device)
-        if self.local_count:
-            dims = (0, *range(2, x.ndim))
-            mean = x.mean(dims, dtype=wide_enough(x.dtype))
-            centred = x - mean.view(1, -1, *(1,) * (x.ndim - 2))
-            wide = mean.double()
-            sums[0] = wide * self.local_count
-            sums[1] = centred.square_().sum(dims)
-            sums[2] = wide * wide * self.local_count
+        sums = moments(x)
         self.wire.all_reduce(sums)
         count = max(1, self.count)
         mean = sums[0] / count
@@ -121,35 +112,27 @@ class SharedBatchNorm:
 
         A gradient that is our `own` is overwritten.
         """
-        x, mean, var = saved.x, saved.mean, saved.var
-        if x.numel():
-            _, s2, s1 = torch.ops.aten.native_batch_norm_backward(
-                dy, x, self.weight, mean, var, None, None, False, self.eps, [False, True, True]
-            )
-        else:
-            # torch divides by the number of samples here, and a share may have none.
-            s2, s1 = torch.zeros_like(mean), torch.zeros_like(mean)
+        sums = products(dy, saved.x, saved.mean.to(saved.x.dtype))
+        sums[1] *= saved.rstd
         if self.weight is not None and self.weight.requires_grad:
-            accumulate(self.weight, s2)
+            accumulate(self.weight, sums[1].to(self.weight.dtype))
         if self.bias is not None and self.bias.requires_grad:
-            accumulate(self.bias, s1)
-        sums = torch.stack((s1, s2)).double()
+            accumulate(self.bias, sums[0].to(self.bias.dtype))
         pending = self.wire.start_all_reduce(sums, self.what, in_turn=True)
         return UnderWay(saved, dy, sums, pending, own)
 
     def end(self, under_way: UnderWay) -> Tensor:
         """Return the gradient of the input, if possible in the memory of the gradient that was given."""
         under_way.pending.wait()
-        dy, sums, x = under_way.dy, under_way.sums, under_way.saved.x
-        rstd = (under_way.saved.var.double() + self.eps).rsqrt()
-        scale = rstd if self.weight is None else rstd * self.weight.detach().double()
-        slope = scale * rstd * sums[1] / max(1, self.count)
-        offset = scale * sums[0] / max(1, self.count) - slope * under_way.saved.mean.double()
-        shape = (1, -1, *(1,) * (x.ndim - 2))
-        scale, slope, offset = (t.to(x.dtype).view(shape) for t in (scale, slope, offset))
+        dy, saved = under_way.dy, under_way.saved
+        sums = under_way.sums / max(1, self.count)
+        slope = saved.scale * saved.rstd * sums[1]
+        offset = saved.scale * sums[0] - slope * saved.mean
+        if self.owned is None:
+            return combine(dy, saved.x, saved.scale, slope, offset, under_way.own)
+        scale, slope, offset = (spread(t.to(dy.dtype), dy) for t in (saved.scale, slope, offset))
         dx = dy.mul_(scale) if under_way.own else dy * scale
-        inner_x, inner_dx = (x, dx) if self.owned is None else (x[self.owned], dx[self.owned])
-        inner_dx.addcmul_(inner_x, slope, value=-1.0).sub_(offset)
+        dx[self.owned].addcmul_(saved.x[self.owned], slope, value=-1.0).sub_(offset)
         return dx
 
     def backward(self, saved: Saved, dy: Tensor) -> Tensor:

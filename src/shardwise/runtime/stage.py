@@ -35,6 +35,7 @@ from shardwise.runtime.grouping import (
     reads_of,
 )
 from shardwise.runtime.interior import interior_of
+from shardwise.runtime.order import FIRST, Order
 from shardwise.runtime.overlap import Overlap
 from shardwise.runtime.regrid import Exchange, Scratch
 from shardwise.runtime.rules import Surroundings
@@ -57,8 +58,9 @@ class BoundStage:
         device: torch.device,
         surroundings: Surroundings | None = None,
         overlap: Overlap | None = None,
+        order: Order = FIRST,
     ) -> None:
-        self.program, self.rank, self.device = program, rank, device
+        self.program, self.rank, self.device, self.order = program, rank, device, order
         self.surroundings = surroundings or Surroundings()
         self.steps: list[Step] = []
         self.frees: list[list[str]] = []
@@ -84,7 +86,7 @@ class BoundStage:
                     group, rank, tensors, outside[i], self.moved, self.surroundings, waits[i], rooms, changed
                 )
             else:
-                step = Normalised(group, rank, wires, tensors)
+                step = Normalised(group, rank, wires, tensors, order)
             self.steps.append(step)
             self.frees.append(sorted(reads[i] - outside[i]))
         self.buffer_bytes = self.scratch.nbytes
@@ -132,9 +134,10 @@ class BoundStage:
         """Bind a regrid, with the convolution behind it if that fills the wait."""
         interior = None
         if self.overlap.forward:
-            found = (interior_of(op, reader, self.rank, tensors) for reader in behind if reader is not None)
+            readers = (reader for reader in behind if reader is not None)
+            found = (interior_of(op, reader, self.rank, tensors, self.order) for reader in readers)
             interior = next(found, None)
-        return Exchanged(op, self.rank, wires.group, self.device, tag, interior, self.scratch)
+        return Exchanged(op, self.rank, wires.group, self.device, tag, interior, self.scratch, self.order)
 
     def forward(
         self, arrivals: Slots, keep: bool = True, later: list[Note] | None = None

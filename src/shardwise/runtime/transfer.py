@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shardwise.geometry import Box, Message
+from shardwise.runtime.order import Order
 from shardwise.runtime.wire import Parcel, Pending, Post, empty
 
 
@@ -34,12 +35,14 @@ class Transfer:
         wire: Post,
         dtype: torch.dtype,
         device: torch.device,
+        order: Order,
         tag: int,
         stride: int,
         what: str,
     ) -> None:
         self.rank, self.held, self.wanted, self.wire = rank, held, wanted, wire
-        self.dtype, self.device, self.tag, self.stride, self.what = dtype, device, tag, stride, what
+        self.dtype, self.device, self.order = dtype, device, order
+        self.tag, self.stride, self.what = tag, stride, what
         self.leaving = [m for m in messages if m.source == rank and m.target != rank]
         self.staying = [m for m in messages if m.source == rank and m.target == rank]
         self.arriving = [m for m in messages if m.target == rank and m.source != rank]
@@ -59,7 +62,7 @@ class Transfer:
         self.sent = [entry for entry in self.sent if not entry[0].done()]
         for i, m in enumerate(self.leaving):
             piece = tensor if m.box == self.held else tensor[m.box.slices(self.held)]
-            buffer = piece.contiguous()
+            buffer = self.order.row(piece)
             tag = self.tag + micro_batch * self.stride + _nth(self.leaving, i)
             what = f"{self.what} of micro-batch {micro_batch} to rank {m.target}"
             self.sent.append((self.wire.send(Parcel(m.target, buffer), tag, what), buffer))
@@ -72,11 +75,11 @@ class Transfer:
             return
         pending, parcels = [], []
         for i, m in enumerate(self.arriving):
-            buffer = empty(m.box.shape, self.dtype, self.device)
+            buffer = empty((m.box.size,), self.dtype, self.device)
             tag = self.tag + micro_batch * self.stride + _nth(self.arriving, i)
             what = f"{self.what} of micro-batch {micro_batch} from rank {m.source}"
             pending.append(self.wire.receive(Parcel(m.source, buffer), tag, what))
-            parcels.append((m, buffer))
+            parcels.append((m, self.order.shaped(buffer, m.box.shape)))
         self.posted[micro_batch] = _Arrival(pending, parcels)
 
     def receive(self, micro_batch: int) -> Tensor:
@@ -87,7 +90,7 @@ class Transfer:
             pending.wait()
         if len(arrival.parcels) == 1 and not self.staying and arrival.parcels[0][0].box == self.wanted:
             return arrival.parcels[0][1]
-        result = torch.zeros(self.wanted.shape, dtype=self.dtype, device=self.device)
+        result = self.order.zeros(self.wanted.shape, self.dtype, self.device)
         if self.staying:
             source = self.kept.pop(micro_batch)
             for m in self.staying:

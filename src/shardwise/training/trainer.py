@@ -23,6 +23,7 @@ from shardwise.runtime.engine import Bench, Engine
 from shardwise.runtime.events import Event, Recorder
 from shardwise.runtime.fabric import Fabric
 from shardwise.runtime.materialise import Init, materialise, on_meta
+from shardwise.runtime.order import FIRST, Order, order_of
 from shardwise.runtime.overlap import overlap_of, sums_early
 from shardwise.runtime.placement import Placement, place
 from shardwise.runtime.reducer import BUCKET_BYTES, Reducer
@@ -71,6 +72,8 @@ class Trainer:
         record: whether to keep `events`, what this rank did when.
         overlap: what is computed while messages between tiles travel: `off`, `backward` (weight gradients),
             `both` (also the interiors of tiles), or `auto`: what pays on the device.
+        memory_order: how images lie in memory, `first` or `last` for their channels; `auto` is what convolves
+            faster here, unless `SHARDWISE_MEMORY_ORDER` names one.
         memory_limit: bytes that a rank may hold; stages that `plan.cuts` does not name keep within it by
             estimate. By default each rank's share of its node, and a note says where that is not enough.
     """
@@ -92,6 +95,7 @@ class Trainer:
         bucket_bytes: int = BUCKET_BYTES,
         record: bool = False,
         overlap: str = "auto",
+        memory_order: str = "auto",
         memory_limit: float | None = None,
     ) -> None:
         self.session = join()
@@ -121,6 +125,8 @@ class Trainer:
         self.store = Store(self.device)
         self.placement = self._place()
         self.peak_parameter_bytes = self._fill(init)
+        self.is_plain = self._alone()
+        self.order = self._order(memory_order)
         self.bench = Bench(
             self.fabric,
             self.store,
@@ -129,6 +135,7 @@ class Trainer:
             Surroundings(self._modules(), seed),
             self.recorder,
             overlap_of(overlap, self.device),
+            self.order,
         )
         self.inference, self.whole_state = Inference(self), WholeState(self)
         trained = list(self.store.named_parameters())
@@ -141,7 +148,6 @@ class Trainer:
         self.gradient_norm: float | None = None
         self._last: Engine | None = None
         self._pending = 0
-        self.is_plain = self._alone()
 
     # Preparation.
 
@@ -195,6 +201,22 @@ class Trainer:
             return None
         early = sums_early(self.session)
         return Reducer(self.store.parameters, wires, self.placement.order, bucket_bytes, self.recorder, early)
+
+    def _order(self, name: str) -> Order:
+        """Agree on the order of images in memory, and bring the kernels of convolutions into it."""
+        if self.is_plain:
+            return FIRST
+
+        def agree(value: float) -> float:
+            vote = torch.tensor([value], dtype=torch.float64, device=self.device)
+            self.fabric.world.all_reduce(vote)
+            return float(vote)
+
+        order = order_of(name, self.graph, self.device, self.fabric.rank, agree)
+        lowered = self._lower(self._example_graph().shapes)
+        for program in (lowered.stage(s, 0, 0) for s in range(self.fabric.mesh.stages)):
+            order.settle(program.ops, self.store.tensors, program.width)
+        return order
 
     def _alone(self) -> bool:
         """Tell whether one process can simply call the model: nothing is split or copied, no mask counted."""

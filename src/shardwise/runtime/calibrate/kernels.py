@@ -13,12 +13,13 @@ import torch.distributed as dist
 
 from shardwise.oracle.moves import Move
 from shardwise.oracle.profile import Profile, measured, moved
-from shardwise.program import StageProgram
+from shardwise.program import Regrid, StageProgram
 from shardwise.runtime.calibrate.chains import Chain, chains_of, groups_of
 from shardwise.runtime.calibrate.job import measure
 from shardwise.runtime.calibrate.overheads import call_overhead
 from shardwise.runtime.calibrate.pace import Pace
 from shardwise.runtime.calibrate.timer import Result, Timer, Timing
+from shardwise.runtime.order import Order, order_of
 from shardwise.runtime.poller import cores
 
 # Visits to each chain, of two timed rounds each; rounds of one rank alone, and of a crowd.
@@ -122,12 +123,14 @@ def time_chains(arguments: Any) -> list[Result]:
     size = dist.get_world_size() if dist.is_initialized() else 1
     overhead, pace = call_overhead(), Pace(min(busy, size))
     crowd = Pace() if size > busy else None
+    layers = [op.layer for chain in chains for op in chain.ops if not isinstance(op, Regrid)]
+    order = order_of("auto", layers, torch.device("cpu"), pace.rank, _agreed)
     for group in groups_of([chain.stored_bytes for chain in chains], _STORED_BYTES / size):
         left = _agreed(end - time.perf_counter())
         if results and left <= 0:
             break
         share = left * len(group) / (len(chains) - group[0])
-        results += _time_group([chains[i] for i in group], share, overhead, pace, crowd)
+        results += _time_group([chains[i] for i in group], share, overhead, pace, crowd, order)
     return results
 
 
@@ -140,10 +143,10 @@ def _agreed(seconds: float) -> float:
 
 
 def _time_group(
-    chains: Sequence[Chain], seconds: float, overhead: float, pace: Pace, crowd: Pace | None
+    chains: Sequence[Chain], seconds: float, overhead: float, pace: Pace, crowd: Pace | None, order: Order
 ) -> list[Result]:
     """Time some chains in turn: how fast the machine is wavers, and all of them shall meet the same."""
-    timers = [Timer(chain, overhead, pace) for chain in chains]
+    timers = [Timer(chain, overhead, pace, order) for chain in chains]
     _agreed(0.0)
     busy, start = pace.rank < pace.size, time.perf_counter()
     if busy:

@@ -24,9 +24,11 @@ from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.clock import now
 from shardwise.runtime.calibrate.pace import Pace
 from shardwise.runtime.calibrate.values import SMALL, seed, stored
+from shardwise.runtime.hollow import hollow
 from shardwise.runtime.in_place import rectify
 from shardwise.runtime.landing import bind_landing
 from shardwise.runtime.memory import allocator_profile
+from shardwise.runtime.order import FIRST, Order
 from shardwise.runtime.regrid import Exchange, bind_regrid
 from shardwise.runtime.rules import bind
 from shardwise.runtime.shared_norm import bind_norm
@@ -61,12 +63,14 @@ class _Item:
 class Replay:
     """One rank's chain of operations, bound to tensors of its own."""
 
-    def __init__(self, chain: Chain, overhead: float, pace: Pace | None = None) -> None:
+    def __init__(self, chain: Chain, overhead: float, pace: Pace | None = None, order: Order = FIRST) -> None:
         self.chain, self.rank, self.overhead, self.pace = chain, chain.rank, overhead, pace
+        self.order = order
         # The seconds of all that was timed, and of the waits for other ranks between.
         self.worked = self.waited = 0.0
         self.refused: dict[str, str] = {}
         self.tensors = stored(chain)
+        order.settle(chain.ops, self.tensors, chain.program.width)
         wire = _Hollow()
         wires = Wires(wire, wire, wire)
         self.rooms: dict[str, Exchange] = {}
@@ -84,7 +88,7 @@ class Replay:
         rank, dtype = self.rank, getattr(torch, op.makes.spec.dtype)
         there, back = bind_regrid(
             op.source.layout, op.makes.layout, op.messages, rank, wires.group, dtype,
-            torch.device("cpu"), 0, op.why, op.makes.stored(rank),
+            torch.device("cpu"), 0, op.why, op.makes.stored(rank), order=self.order,
         )  # fmt: skip
         if op.lands(rank) and isinstance(there, Exchange):
             self.rooms[op.source.slot] = there
@@ -150,7 +154,7 @@ class Replay:
         if tensor is None or tuple(tensor.shape) != tuple(shape):
             dtype = getattr(torch, held.spec.dtype)
             make = torch.randn if dtype.is_floating_point else torch.zeros
-            tensor = make(shape, dtype=dtype)
+            tensor = self.order.arranged(make(shape, dtype=dtype))
             slots[held.slot] = tensor
         return tensor
 
@@ -194,7 +198,8 @@ class Replay:
             if operand.origin is Source.VALUE and held.grad and operands[i].is_floating_point():
                 leaf = leaves[i] = operands[i].detach().requires_grad_()
                 local[i] = torch.ops.aten._unsafe_view.default(leaf, leaf.shape)
-                leaf.data = leaf.new_empty(()).expand(leaf.shape)
+                local[i].data = operands[i]
+                leaf.data = hollow(operands[i])
         return local, leaves
 
     def _backward(self, item: _Item, saved: Any, grads: dict[str, Tensor], times: Times) -> None:
@@ -204,7 +209,7 @@ class Replay:
         grad = grads.pop(op.makes.slot, None)
         if isinstance(op, Regrid):
             assert item.back is not None
-            grad = seed(op.makes.stored(self.rank).shape, op.makes.spec.dtype) if grad is None else grad
+            grad = self._seed(op.makes.stored(self.rank).shape, op.makes.spec.dtype) if grad is None else grad
             start = self.clock()
             result = item.back(grad)
             self._note(times, item.back_key, FORWARD, self.clock() - start)
@@ -212,7 +217,11 @@ class Replay:
             return
         if isinstance(op, Normalise):
             assert item.back is not None
-            grad = seed(op.makes.layout.box(self.rank).shape, op.makes.spec.dtype) if grad is None else grad
+            grad = (
+                self._seed(op.makes.layout.box(self.rank).shape, op.makes.spec.dtype)
+                if grad is None
+                else grad
+            )
             start = self.clock()
             with torch.no_grad():
                 result = item.back(saved, grad)
@@ -223,7 +232,7 @@ class Replay:
         leaves, edge, shape, dtype = saved
         if edge is None:
             return
-        grad = seed(shape, dtype) if grad is None or tuple(grad.shape) != shape else grad
+        grad = self._seed(shape, dtype) if grad is None or tuple(grad.shape) != shape else grad
         start = self.clock()
         torch.autograd.backward([edge], [grad])
         self._note(times, item.key, BACKWARD, max(0.0, self.clock() - start - self.overhead))
@@ -233,6 +242,9 @@ class Replay:
                 if any(gradient.data_ptr() == other.data_ptr() for other in grads.values()):
                     gradient = gradient.clone()
                 self._add(grads, op.reads[i].slot, gradient, times)
+
+    def _seed(self, shape: Sequence[int], dtype: Any) -> Tensor:
+        return self.order.arranged(seed(shape, dtype))
 
     def _meet(self, item: _Item) -> None:
         """Wait for the other ranks where the program does."""
@@ -264,7 +276,7 @@ class Replay:
         """Time additions that a piece of a stage does not come to by itself."""
         for key, move in self.chain.keys().items():
             if isinstance(move, Move) and move.kind == SUM and (key, FORWARD) not in times:
-                total, grad = seed(move.shape, move.dtype), seed(move.shape, move.dtype)
+                total, grad = (self._seed(move.shape, move.dtype) for _ in range(2))
                 for _ in range(3):
                     start = self.clock()
                     total.add_(grad)
@@ -326,7 +338,7 @@ class Replay:
         operands = [self._operand(held, operand, slots) for operand, held in pairs]
         local, _ = self._enter(op, operands)
         out = item.run(local)
-        grad = seed(out.shape, out.dtype)
+        grad = self._seed(out.shape, out.dtype)
         weights = [t for t in operands if isinstance(t, nn.Parameter) and t.requires_grad]
         inputs = [t for t in local if not isinstance(t, nn.Parameter) and t.requires_grad]
 

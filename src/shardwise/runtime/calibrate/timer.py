@@ -13,6 +13,7 @@ from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.clock import spread
 from shardwise.runtime.calibrate.pace import Pace
 from shardwise.runtime.calibrate.replay import Replay, Times
+from shardwise.runtime.order import FIRST, Order
 
 
 class Timing(NamedTuple):
@@ -52,8 +53,8 @@ class Result:
 class Timer:
     """One rank's chain and the times of its rounds."""
 
-    def __init__(self, chain: Chain, overhead: float, pace: Pace) -> None:
-        self.replay = Replay(chain, overhead, pace)
+    def __init__(self, chain: Chain, overhead: float, pace: Pace, order: Order = FIRST) -> None:
+        self.replay = Replay(chain, overhead, pace, order)
         self.times: Times = {}
         self.totals: list[float] = []
         self.lonely: Times = {}

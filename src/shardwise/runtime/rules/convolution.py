@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shardwise.geometry import Range
 from shardwise.geometry.access import reach
 from shardwise.program import Compute
+from shardwise.runtime.order import prefers_first
 from shardwise.runtime.rules.local import flat_pads
 from shardwise.runtime.rules.registry import Run, rule
 
+_LAST = torch.channels_last
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -64,17 +67,24 @@ def bind_conv(op: Compute, rank: int) -> Run:
     explicit = None if native else flat_pads(pads)
     biased = has_bias(op, rank)
     single = all(n == 1 for n in op.layer.operands[1].spec.shape[2:]) and all(p == (0, 0) for p in pads)
-    # What a kernel of one pixel steps over is not read; on the host backward is a third shorter without it.
+    # What a kernel of one pixel steps over is not read; on the host backward is a third shorter without it,
+    # but for images with channels last, whose slices have gradients with channels first.
     steps = (..., *(slice(None, None, s) for s in stride)) if single and max(stride) > 1 else None
     dense = (1,) * nd
+    pixels = op.wants[0].box(rank).size + op.makes.layout.box(rank).size
+    heavy = prefers_first(op.wants[1].box(rank).size, pixels)
 
     def run(tensors: Sequence[Any]) -> Tensor:
-        x = tensors[0] if slices is None else tensors[0][slices]
+        x, weight = tensors[0] if slices is None else tensors[0][slices], tensors[1]
         if explicit is not None:
             x = F.pad(x, explicit)
-        if steps is not None and x.is_cpu:
+        if nd == 2 and x.stride(1) == 1 and (heavy or not weight.is_contiguous(memory_format=_LAST)):
             bias = tensors[2] if biased else None
-            return convolve(x[steps].clone(), tensors[1], bias, dense, padding, dilation, groups)
-        return convolve(x, tensors[1], tensors[2] if biased else None, stride, padding, dilation, groups)
+            y = convolve(x.contiguous(), weight.contiguous(), bias, stride, padding, dilation, groups)
+            return y.contiguous(memory_format=_LAST)
+        if steps is not None and x.is_cpu and x.stride(1) > 1:
+            bias = tensors[2] if biased else None
+            return convolve(x[steps].clone(), weight, bias, dense, padding, dilation, groups)
+        return convolve(x, weight, tensors[2] if biased else None, stride, padding, dilation, groups)
 
     return run

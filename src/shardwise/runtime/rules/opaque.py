@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwise.graph import Source
 from shardwise.graph.layer import ModuleTarget
 from shardwise.program import Compute
 from shardwise.runtime.rules.dropout import key_of, scramble
@@ -32,6 +33,8 @@ def bind_opaque(op: Compute, rank: int, surroundings: Surroundings) -> Run:
     pick, args, kwargs = cropped(op, rank), call.args, dict(call.kwargs)
     target = call.target
     state: dict[str, int] = {}
+    # The user's own code may count on the order in memory that torch makes.
+    origins = [operand.origin for operand in layer.operands]
     if isinstance(target, ModuleTarget):
         if target.path not in surroundings.modules:
             raise ValueError(f"layer {layer.name!r} calls the module {target.path!r}, which was not given")
@@ -40,7 +43,10 @@ def bind_opaque(op: Compute, rank: int, surroundings: Surroundings) -> Run:
         state = {name: roles[name] for name in layer.attributes["state"] if name in roles}
 
     def run(tensors: Sequence[Any]) -> Tensor:
-        local = pick(tensors)
+        local = [
+            t if origin is not Source.VALUE or not isinstance(t, Tensor) else t.contiguous()
+            for t, origin in zip(pick(tensors), origins, strict=True)
+        ]
         key = scramble(key_of(surroundings, layer.name) + surroundings.first_sample)
         with _SEEDING, torch.random.fork_rng(_devices(local)):
             torch.manual_seed(key % 2**63)

@@ -1,0 +1,161 @@
+/* Passes over a tensor of samples x channels x pixels that torch has no single operator for.
+
+   Every function comes for float and double, and for two orders in memory:
+
+       first   element (i, j, k) at i * channels * pixels + j * pixels + k        one plane after another
+       last    element (i, j, k) at (i * pixels + k) * channels + j               one pixel after another
+
+   Sums run in blocks that stay in the nearest cache, in the precision of the tensor inside a block and in
+   double from block to block. Nothing here allocates; `scratch` has room for two rows of channels. */
+
+#include <stddef.h>
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define WIDE
+#endif
+
+typedef ptrdiff_t index;
+
+enum { BLOCK = 4096, ROWS = 32 };
+
+static inline index least(index a, index b) { return a < b ? a : b; }
+
+/* Rows of a block: enough to pay for adding it up, few enough to stay in a cache. */
+static inline index rows_of(index c) { return 8 * BLOCK / c < ROWS ? ROWS : 8 * BLOCK / c; }
+
+#define DEFINE(T, NAME)                                                                                    \
+                                                                                                           \
+/* sums[0] = sum of x, sums[1] = centred squares of each block, sums[2] = sum of n m m over blocks */      \
+WIDE void moments_first_##NAME(const T *x, index n, index c, index m, double *sums) {                      \
+    for (index j = 0; j < c; j++) {                                                                        \
+        double total = 0, squares = 0, outer = 0;                                                          \
+        for (index i = 0; i < n; i++)                                                                      \
+            for (index at = 0; at < m; at += BLOCK) {                                                      \
+                const T *p = x + (i * c + j) * m + at;                                                     \
+                index e = least(m - at, BLOCK);                                                            \
+                T s = 0, q = 0;                                                                            \
+                _Pragma("omp simd reduction(+ : s)")                                                       \
+                for (index k = 0; k < e; k++) s += p[k];                                                   \
+                T mean = s / (T)e;                                                                         \
+                _Pragma("omp simd reduction(+ : q)")                                                       \
+                for (index k = 0; k < e; k++) q += (p[k] - mean) * (p[k] - mean);                          \
+                double exact = (double)s / (double)e, rest = exact - (double)mean;                         \
+                total += (double)s;                                                                        \
+                squares += (double)q - rest * rest * (double)e;                                            \
+                outer += exact * (double)s;                                                                \
+            }                                                                                              \
+        sums[j] = total, sums[c + j] = squares, sums[2 * c + j] = outer;                                   \
+    }                                                                                                      \
+}                                                                                                          \
+                                                                                                           \
+WIDE void moments_last_##NAME(const T *x, index rows, index c, double *sums, T *scratch) {                 \
+    T *s = scratch, *q = scratch + c;                                                                      \
+    index step = rows_of(c);                                                                               \
+    for (index j = 0; j < 3 * c; j++) sums[j] = 0;                                                         \
+    for (index at = 0; at < rows; at += step) {                                                            \
+        const T *p = x + at * c;                                                                           \
+        index e = least(rows - at, step);                                                                  \
+        for (index j = 0; j < c; j++) s[j] = q[j] = 0;                                                     \
+        for (index i = 0; i < e; i++) {                                                                    \
+            _Pragma("omp simd")                                                                            \
+            for (index j = 0; j < c; j++) s[j] += p[i * c + j];                                            \
+        }                                                                                                  \
+        T share = (T)1 / (T)e;                                                                             \
+        for (index i = 0; i < e; i++) {                                                                    \
+            _Pragma("omp simd")                                                                            \
+            for (index j = 0; j < c; j++) {                                                                \
+                T d = p[i * c + j] - s[j] * share;                                                         \
+                q[j] += d * d;                                                                             \
+            }                                                                                              \
+        }                                                                                                  \
+        for (index j = 0; j < c; j++) {                                                                    \
+            double exact = (double)s[j] / (double)e, rest = exact - (double)(s[j] * share);                \
+            sums[j] += (double)s[j];                                                                       \
+            sums[c + j] += (double)q[j] - rest * rest * (double)e;                                         \
+            sums[2 * c + j] += exact * (double)s[j];                                                       \
+        }                                                                                                  \
+    }                                                                                                      \
+}                                                                                                          \
+                                                                                                           \
+/* y = x * scale + shift */                                                                                \
+WIDE void affine_first_##NAME(const T *x, index n, index c, index m, const T *scale, const T *shift,       \
+                              T *y) {                                                                      \
+    for (index i = 0; i < n * c; i++) {                                                                    \
+        T a = scale[i % c], b = shift[i % c];                                                              \
+        _Pragma("omp simd")                                                                                \
+        for (index k = 0; k < m; k++) y[i * m + k] = x[i * m + k] * a + b;                                 \
+    }                                                                                                      \
+}                                                                                                          \
+                                                                                                           \
+WIDE void affine_last_##NAME(const T *x, index rows, index c, const T *scale, const T *shift, T *y) {      \
+    for (index i = 0; i < rows; i++) {                                                                     \
+        _Pragma("omp simd")                                                                                \
+        for (index j = 0; j < c; j++) y[i * c + j] = x[i * c + j] * scale[j] + shift[j];                   \
+    }                                                                                                      \
+}                                                                                                          \
+                                                                                                           \
+/* sums[0] = sum of g, sums[1] = sum of g (x - mean) */                                                    \
+WIDE void products_first_##NAME(const T *g, const T *x, index n, index c, index m, const T *mean,          \
+                                double *sums) {                                                            \
+    for (index j = 0; j < c; j++) {                                                                        \
+        double first = 0, second = 0;                                                                      \
+        T centre = mean[j];                                                                                \
+        for (index i = 0; i < n; i++)                                                                      \
+            for (index at = 0; at < m; at += BLOCK) {                                                      \
+                const T *p = x + (i * c + j) * m + at, *h = g + (i * c + j) * m + at;                      \
+                index e = least(m - at, BLOCK);                                                            \
+                T s = 0, q = 0;                                                                            \
+                _Pragma("omp simd reduction(+ : s, q)")                                                    \
+                for (index k = 0; k < e; k++) {                                                            \
+                    s += h[k];                                                                             \
+                    q += h[k] * (p[k] - centre);                                                           \
+                }                                                                                          \
+                first += (double)s, second += (double)q;                                                   \
+            }                                                                                              \
+        sums[j] = first, sums[c + j] = second;                                                             \
+    }                                                                                                      \
+}                                                                                                          \
+                                                                                                           \
+WIDE void products_last_##NAME(const T *g, const T *x, index rows, index c, const T *mean, double *sums,   \
+                               T *scratch) {                                                               \
+    T *s = scratch, *q = scratch + c;                                                                      \
+    index step = rows_of(c);                                                                               \
+    for (index j = 0; j < 2 * c; j++) sums[j] = 0;                                                         \
+    for (index at = 0; at < rows; at += step) {                                                            \
+        index end = least(rows, at + step);                                                                \
+        for (index j = 0; j < c; j++) s[j] = q[j] = 0;                                                     \
+        for (index i = at; i < end; i++) {                                                                 \
+            _Pragma("omp simd")                                                                            \
+            for (index j = 0; j < c; j++) {                                                                \
+                T h = g[i * c + j];                                                                        \
+                s[j] += h;                                                                                 \
+                q[j] += h * (x[i * c + j] - mean[j]);                                                      \
+            }                                                                                              \
+        }                                                                                                  \
+        for (index j = 0; j < c; j++) sums[j] += (double)s[j], sums[c + j] += (double)q[j];                \
+    }                                                                                                      \
+}                                                                                                          \
+                                                                                                           \
+/* y = g * scale - x * slope - offset; y may be g */                                                       \
+WIDE void combine_first_##NAME(const T *g, const T *x, index n, index c, index m, const T *scale,          \
+                               const T *slope, const T *offset, T *y) {                                    \
+    for (index i = 0; i < n * c; i++) {                                                                    \
+        T a = scale[i % c], b = slope[i % c], d = offset[i % c];                                           \
+        _Pragma("omp simd")                                                                                \
+        for (index k = 0; k < m; k++) y[i * m + k] = g[i * m + k] * a - x[i * m + k] * b - d;              \
+    }                                                                                                      \
+}                                                                                                          \
+                                                                                                           \
+WIDE void combine_last_##NAME(const T *g, const T *x, index rows, index c, const T *scale,                 \
+                              const T *slope, const T *offset, T *y) {                                     \
+    for (index i = 0; i < rows; i++) {                                                                     \
+        _Pragma("omp simd")                                                                                \
+        for (index j = 0; j < c; j++)                                                                      \
+            y[i * c + j] = g[i * c + j] * scale[j] - x[i * c + j] * slope[j] - offset[j];                  \
+    }                                                                                                      \
+}
+
+DEFINE(float, float32)
+DEFINE(double, float64)

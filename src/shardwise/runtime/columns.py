@@ -1,0 +1,154 @@
+"""What batch norm does to each channel of a tensor, in one pass over it each.
+
+torch has no single operator for these passes: composed of several, each reads and writes the whole tensor
+anew, and statistics take as long as a small convolution. `columns.c` has them as loops. It is compiled when
+shardwise is installed; without a compiler, on accelerators, and for ranks with several threads torch's own
+operators do the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import math
+import os
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SETTING = "SHARDWISE_NATIVE"
+_TYPES = {torch.float32: "float32", torch.float64: "float64"}
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def moments(x: Tensor) -> Tensor:
+    """Return (3, channels): sums, and what parts of the tensor add to a variance.
+
+    With n values, mean m and centred squares q of each part the rows are the sums of n*m, q and n*m*m.
+    """
+    channels = x.shape[1]
+    found = _order(x)
+    if found is not None:
+        sums = torch.empty((3, channels), dtype=torch.float64)
+        _call("moments", found, x.dtype, [x], [sums])
+        return sums
+    if not x.numel():
+        return torch.zeros((3, channels), dtype=torch.float64, device=x.device)
+    dims, count = (0, *range(2, x.ndim)), x.numel() // channels
+    mean = x.mean(dims, dtype=wide_enough(x.dtype))
+    centred = x - spread(mean, x)
+    wide = mean.double()
+    return torch.stack((wide * count, centred.square_().sum(dims).double(), wide * wide * count))
+
+
+def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return x * scale + shift."""
+    found = _order(x)
+    if found is not None:
+        result = torch.empty_like(x)
+        _call("affine", found, x.dtype, [x], [scale.to(x.dtype), shift.to(x.dtype), result])
+        return result
+    # A norm with mean zero and variance one, in torch's own single pass.
+    one = torch.ones_like(scale, dtype=x.dtype)
+    return torch.nn.functional.batch_norm(
+        x, one * 0, one, scale.to(x.dtype), shift.to(x.dtype), False, 0.0, 0.0
+    )
+
+
+def products(gradient: Tensor, x: Tensor, mean: Tensor) -> Tensor:
+    """Return (2, channels): the sums of the gradient, and of its product with the centred x."""
+    found = _order(x)
+    if found is not None:
+        sums = torch.empty((2, x.shape[1]), dtype=torch.float64)
+        _call("products", found, x.dtype, [_alike(gradient, x), x], [mean.to(x.dtype), sums])
+        return sums
+    if not x.numel():
+        return torch.zeros((2, x.shape[1]), dtype=torch.float64, device=x.device)
+    # With a variance of one and no epsilon this is what backward of a norm with fixed statistics sums up.
+    _, second, first = torch.ops.aten.native_batch_norm_backward(
+        gradient, x, None, mean, torch.ones_like(mean), None, None, False, 0.0, [False, True, True]
+    )
+    return torch.stack((first, second)).double()
+
+
+def combine(gradient: Tensor, x: Tensor, scale: Tensor, slope: Tensor, offset: Tensor, own: bool) -> Tensor:
+    """Return gradient * scale - x * slope - offset, in the gradient's place if that is our `own`."""
+    factors = [t.to(x.dtype) for t in (scale, slope, offset)]
+    found = _order(x)
+    if found is not None:
+        read = _alike(gradient, x)
+        result = read if own or read is not gradient else torch.empty_like(x)
+        _call("combine", found, x.dtype, [read, x], [*factors, result])
+        return result
+    scale, slope, offset = (spread(t, x) for t in factors)
+    result = gradient.mul_(scale) if own else gradient * scale
+    return result.addcmul_(x, slope, value=-1.0).sub_(offset)
+
+
+def spread(row: Tensor, x: Tensor) -> Tensor:
+    """Give a value per channel the dimensions of `x`."""
+    return row.view(1, -1, *(1,) * (x.ndim - 2))
+
+
+def wide_enough(dtype: torch.dtype) -> torch.dtype:
+    """Return what statistics are taken in: 16 bits would round a mean before it is subtracted."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def native() -> bool:
+    """Tell whether the compiled passes are used by this process."""
+    return _library() is not None and torch.get_num_threads() == 1 and os.environ.get(SETTING) != "0"
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL | None:
+    found = importlib.util.find_spec("shardwise.runtime._columns")
+    return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
+
+
+@lru_cache(maxsize=64)
+def _function(name: str, pointers: tuple[int, int], order: str, dtype: torch.dtype) -> Any:
+    """Return a function that takes tensors, sizes, and tensors again."""
+    function = getattr(_library(), f"{name}_{order}_{_TYPES[dtype]}")
+    sizes = 3 if order == "first" else 2
+    before, after = pointers
+    kinds = [ctypes.c_void_p] * before + [ctypes.c_ssize_t] * sizes + [ctypes.c_void_p] * after
+    function.argtypes, function.restype = kinds, None
+    return function
+
+
+def _order(x: Tensor) -> tuple[str, tuple[int, ...]] | None:
+    """Return how a tensor lies in memory and its sizes, if there is a compiled pass for it."""
+    if not x.is_cpu or x.dtype not in _TYPES or not x.numel() or not native():
+        return None
+    n, c, m = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+    if m > 1 and x.is_contiguous():
+        return "first", (n, c, m)
+    form = _FORMATS.get(x.ndim)
+    if (m == 1 and x.is_contiguous()) or (form is not None and x.is_contiguous(memory_format=form)):
+        return "last", (n * m, c)
+    return None
+
+
+def _alike(gradient: Tensor, x: Tensor) -> Tensor:
+    """Return a gradient in the memory order of `x`."""
+    if gradient.stride() == x.stride():
+        return gradient
+    form = torch.contiguous_format if x.is_contiguous() else _FORMATS[x.ndim]
+    return gradient.contiguous(memory_format=form)
+
+
+def _call(
+    name: str,
+    order: tuple[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    before: list[Tensor],
+    after: list[Tensor],
+) -> None:
+    where, sizes = order
+    if where == "last" and name in ("moments", "products"):
+        after = [*after, torch.empty(2 * sizes[1], dtype=dtype)]
+    function = _function(name, (len(before), len(after)), where, dtype)
+    function(*(t.data_ptr() for t in before), *sizes, *(t.data_ptr() for t in after))
