@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ranks import run_ranks
+from shardwise.program import Normalise
 from shardwise.runtime import regrid, shared_norm
 from shardwise.runtime.reducer import Reducer
 from shardwise.runtime.wire import LoneWire
@@ -65,10 +66,11 @@ def with_local_statistics(case: Case) -> dict[str, float]:
     init = shared_norm.SharedBatchNorm.__init__
 
     def alone(
-        self: shared_norm.SharedBatchNorm, op: object, rank: int, wire: object, tensors: object
+        self: shared_norm.SharedBatchNorm, op: Normalise, rank: int, wire: object, tensors: object
     ) -> None:
         init(self, op, rank, LoneWire(), tensors)
-        self.count = max(1, self.local_count)
+        mine = op.owned.box(rank).intersect(op.wants[0].box(rank))
+        self.count = max(1, mine.size // max(1, mine.shape[1]))
 
     with mock.patch.object(shared_norm.SharedBatchNorm, "__init__", alone):
         return sound(case)

@@ -50,11 +50,10 @@ def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         result = torch.empty_like(x)
         _call("affine", found, x.dtype, [x], [scale.to(x.dtype), shift.to(x.dtype), result])
         return result
-    # A norm with mean zero and variance one, in torch's own single pass.
-    one = torch.ones_like(scale, dtype=x.dtype)
-    return torch.nn.functional.batch_norm(
-        x, one * 0, one, scale.to(x.dtype), shift.to(x.dtype), False, 0.0, 0.0
-    )
+    # A norm with mean zero and variance one, in torch's own single pass; 16 bits would round the shift.
+    kind = wide_enough(x.dtype)
+    one = torch.ones_like(scale, dtype=kind)
+    return torch.nn.functional.batch_norm(x, one * 0, one, scale.to(kind), shift.to(kind), False, 0.0, 0.0)
 
 
 def products(gradient: Tensor, x: Tensor, mean: Tensor) -> Tensor:

@@ -65,7 +65,8 @@ class Order:
     def settle(self, ops: Iterable[Op], tensors: Mapping[str, Tensor], width: int) -> None:
         """Bring the kernels of convolutions into this order, where they are; their values stay.
 
-        Kernels that are larger than the images they meet keep channels first (`prefers_first`).
+        The gradient of a kernel with channels last is turned around by slow copies. So kernels of several
+        pixels that are larger than the images they meet stay as they are, and those images are turned.
 
         Args:
             ops: the operations of a stage, for the largest of its micro-batches.
@@ -79,7 +80,7 @@ class Order:
             tensor = tensors.get(op.layer.operands[1].source)
             if isinstance(tensor, nn.Parameter) and tensor.ndim == _IMAGE and tensor.is_contiguous():
                 pixels = (math.prod(image) + math.prod(op.layer.shape)) // width
-                if not prefers_first(math.prod(kernel), pixels):
+                if math.prod(kernel) <= pixels:
                     tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
     def _turns(self, ndim: int) -> bool:
@@ -87,15 +88,6 @@ class Order:
 
     def _format(self, ndim: int) -> torch.memory_format:
         return torch.channels_last if self._turns(ndim) else torch.contiguous_format
-
-
-def prefers_first(kernel: int, pixels: int) -> bool:
-    """Tell whether a convolution shall run with channels first whatever the order around it.
-
-    The gradient of a kernel is turned around by copies that are slow; where the kernel has more elements
-    than the images, turning those is cheaper.
-    """
-    return kernel > pixels
 
 
 FIRST, LAST = Order(False), Order(True)

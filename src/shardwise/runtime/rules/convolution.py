@@ -12,11 +12,10 @@ from torch import Tensor
 from shardwise.geometry import Range
 from shardwise.geometry.access import reach
 from shardwise.program import Compute
-from shardwise.runtime.order import prefers_first
+from shardwise.runtime.hollow import hollow
 from shardwise.runtime.rules.local import flat_pads
 from shardwise.runtime.rules.registry import Run, rule
 
-_LAST = torch.channels_last
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -67,24 +66,36 @@ def bind_conv(op: Compute, rank: int) -> Run:
     explicit = None if native else flat_pads(pads)
     biased = has_bias(op, rank)
     single = all(n == 1 for n in op.layer.operands[1].spec.shape[2:]) and all(p == (0, 0) for p in pads)
-    # What a kernel of one pixel steps over is not read; on the host backward is a third shorter without it,
-    # but for images with channels last, whose slices have gradients with channels first.
+    # What a kernel of one pixel steps over is not read; on the host backward is a third shorter without it.
     steps = (..., *(slice(None, None, s) for s in stride)) if single and max(stride) > 1 else None
     dense = (1,) * nd
-    pixels = op.wants[0].box(rank).size + op.makes.layout.box(rank).size
-    heavy = prefers_first(op.wants[1].box(rank).size, pixels)
 
     def run(tensors: Sequence[Any]) -> Tensor:
         x, weight = tensors[0] if slices is None else tensors[0][slices], tensors[1]
+        bias = tensors[2] if biased else None
         if explicit is not None:
             x = F.pad(x, explicit)
-        if nd == 2 and x.stride(1) == 1 and (heavy or not weight.is_contiguous(memory_format=_LAST)):
-            bias = tensors[2] if biased else None
-            y = convolve(x.contiguous(), weight.contiguous(), bias, stride, padding, dilation, groups)
-            return y.contiguous(memory_format=_LAST)
-        if steps is not None and x.is_cpu and x.stride(1) > 1:
-            bias = tensors[2] if biased else None
-            return convolve(x[steps].clone(), weight, bias, dense, padding, dilation, groups)
-        return convolve(x, weight, tensors[2] if biased else None, stride, padding, dilation, groups)
+        if steps is not None and x.is_cpu:
+            return convolve(_Stepped.apply(x, steps), weight, bias, dense, padding, dilation, groups)  # type: ignore[no-untyped-call]
+        if nd == 2 and x.stride(1) == 1 and not weight.is_contiguous(memory_format=torch.channels_last):
+            # The kernel is larger than the images, which come and go with channels last.
+            y = convolve(x.contiguous(), weight, bias, stride, padding, dilation, groups)
+            return y.contiguous(memory_format=torch.channels_last)
+        return convolve(x, weight, bias, stride, padding, dilation, groups)
 
     return run
+
+
+class _Stepped(torch.autograd.Function):
+    """Every n-th pixel, as a tensor of its own; its gradient keeps the memory order of the image."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: tuple[Any, ...]) -> Tensor:
+        ctx.steps, ctx.like = steps, hollow(x)
+        return x[steps].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        wide = torch.zeros_like(ctx.like)
+        wide[ctx.steps] = grads[0]
+        return wide, None

@@ -1,0 +1,114 @@
+"""The compiled passes of batch norm compute what torch's operators do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwise.runtime import columns
+from shardwise.runtime.columns import affine, combine, moments, products
+
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 70), st.lists(st.integers(1, 40), max_size=3)).map(
+    lambda sizes: (sizes[0], sizes[1], *sizes[2])
+)
+ORDERS = st.sampled_from(["first", "last", "gaps"])
+DTYPES = st.sampled_from([torch.float32, torch.float64])
+
+
+def tensor(shape: tuple[int, ...], order: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    made = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed)) + 3.0
+    if order == "last":
+        dims = (0, *range(2, len(shape)), 1)
+        return made.permute(dims).contiguous().permute((0, len(shape) - 1, *range(1, len(shape) - 1)))
+    return made.repeat_interleave(2, -1)[..., ::2] if order == "gaps" else made
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
+    most = float(expected.abs().max())
+    return float((found.double() - expected).abs().max()) <= most * (
+        1e-5 if dtype is torch.float32 else 1e-13
+    )
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> object:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_compiled_passes_are_installed() -> None:
+    assert columns.native()
+
+
+@settings(deadline=None)
+@given(SHAPES, ORDERS, ORDERS, DTYPES, st.integers(0, 9))
+def test_passes_equal_their_formulas(
+    shape: tuple[int, ...], order: str, other: str, dtype: torch.dtype, seed: int
+) -> None:
+    x, gradient = tensor(shape, order, dtype, seed), tensor(shape, other, dtype, seed + 10)
+    wide, slope_of = x.double(), gradient.double()
+    dims, count = (0, *range(2, x.ndim)), x.numel() // x.shape[1]
+    mean = wide.mean(dims)
+    sums = moments(x)
+    assert close(sums[0] / count, mean, dtype)
+    variance = (sums[1] + sums[2] - sums[0] * sums[0] / count) / count
+    assert float((variance - wide.var(dims, correction=0)).abs().max()) <= (
+        1e-5 if dtype is torch.float32 else 1e-13
+    )
+    scale, shift, slope = (tensor((x.shape[1],), "first", torch.float64, seed + i) for i in range(3))
+
+    def spread(row: torch.Tensor) -> torch.Tensor:
+        return row.view(1, -1, *(1,) * (x.ndim - 2))
+
+    assert close(affine(x, scale, shift), wide * spread(scale) + spread(shift), dtype)
+    centre = mean.to(dtype)
+    pair = products(gradient, x, centre)
+    assert close(pair[0], slope_of.sum(dims), dtype)
+    size = float((slope_of * (wide - spread(centre.double()))).abs().sum(dims).max())
+    second = (slope_of * (wide - spread(centre.double()))).sum(dims)
+    assert float((pair[1] - second).abs().max()) <= size * (1e-5 if dtype is torch.float32 else 1e-13)
+    expected = slope_of * spread(scale) - wide * spread(slope) - spread(shift)
+    before = gradient.clone()
+    assert close(combine(gradient, x, scale, slope, shift, own=False), expected, dtype)
+    assert torch.equal(gradient, before)
+    assert close(combine(gradient, x, scale, slope, shift, own=True), expected, dtype)
+
+
+def test_without_the_library_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, gradient = (tensor((2, 5, 7, 6), "first", torch.float64, seed) for seed in range(2))
+    row = torch.rand(5, dtype=torch.float64)
+
+    def all_of_them() -> list[torch.Tensor]:
+        sums = moments(x)
+        variance = sums[1] + sums[2] - sums[0] * sums[0] / 84
+        made = affine(x, row, row), products(gradient, x, row), combine(gradient, x, row, row, row, False)
+        return [sums[0], variance, *made]
+
+    compiled = all_of_them()
+    monkeypatch.setenv(columns.SETTING, "0")
+    assert not columns.native()
+    for found, expected in zip(all_of_them(), compiled, strict=True):
+        assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_ranks_with_several_threads_use_torch() -> None:
+    torch.set_num_threads(2)
+    assert not columns.native()
+
+
+def test_a_mean_far_from_zero_costs_no_digits_of_the_variance() -> None:
+    x = torch.randn(1, 3, 300, 200, generator=torch.Generator().manual_seed(0)) + 1000.0
+    sums = moments(x)
+    variance = (sums[1] + sums[2] - sums[0] * sums[0] / 60000) / 60000
+    expected = x.double().var((0, 2, 3), correction=0)
+    assert float(((variance - expected) / expected).abs().max()) < 1e-5
+
+
+def test_a_part_without_pixels_adds_nothing() -> None:
+    x = torch.zeros(2, 3, 0, 4)
+    assert float(moments(x).abs().sum()) == 0.0
+    assert float(products(x, x, torch.zeros(3)).abs().sum()) == 0.0
