@@ -78,7 +78,11 @@ class Order:
                 continue
             image, kernel = (operand.spec.shape for operand in op.layer.operands[:2])
             tensor = tensors.get(op.layer.operands[1].source)
-            if isinstance(tensor, nn.Parameter) and tensor.ndim == _IMAGE and tensor.is_contiguous():
+            if not isinstance(tensor, nn.Parameter) or tensor.ndim != _IMAGE:
+                continue
+            # What shares its memory with others stays where it is.
+            alone = tensor.untyped_storage().nbytes() == tensor.nbytes
+            if alone and tensor.is_contiguous():
                 pixels = (math.prod(image) + math.prod(op.layer.shape)) // width
                 if math.prod(kernel) <= pixels:
                     tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)

@@ -204,7 +204,8 @@ class Trainer:
 
     def _order(self, name: str) -> Order:
         """Agree on the order of images in memory, and bring the kernels of convolutions into it."""
-        if self.is_plain:
+        # Others than torch may see the memory of their weights by other names.
+        if self.is_plain or isinstance(self.model, Foreign):
             return FIRST
 
         def agree(value: float) -> float:
