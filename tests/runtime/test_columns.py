@@ -112,3 +112,13 @@ def test_a_part_without_pixels_adds_nothing() -> None:
     x = torch.zeros(2, 3, 0, 4)
     assert float(moments(x).abs().sum()) == 0.0
     assert float(products(x, x, torch.zeros(3)).abs().sum()) == 0.0
+
+
+@given(st.floats(1e-3, 1e6), st.sampled_from(["first", "last"]), st.integers(1, 40), st.integers(1, 60))
+@settings(deadline=None)
+def test_constant_channels_have_no_variance(value: float, order: str, channels: int, pixels: int) -> None:
+    x = tensor((2, channels, pixels, 50), order, torch.float32, 0).fill_(value)
+    sums, count = moments(x), 2 * pixels * 50
+    assert float(sums[1].abs().max()) == 0.0
+    assert float((sums[0] / count / x[0, 0, 0, 0] - 1).abs().max()) < 1e-12
+    assert float((sums[2] - sums[0] * sums[0] / count).abs().max()) <= 1e-12 * float(sums[2].max())

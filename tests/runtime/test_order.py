@@ -13,8 +13,8 @@ from shardwise.graph import capture
 from shardwise.graph.attach import attach
 from shardwise.plan import Plan
 from shardwise.program.lowered import lower
-from shardwise.runtime.order import FIRST, LAST, SETTING, fastest, order_of
-from shardwise.runtime.rules.convolution import _Stepped
+from shardwise.runtime.order import FIRST, LAST, SETTING, fastest, memory_code, order_of
+from shardwise.runtime.rules.convolution import _Stepped, _Turned
 from shardwise.training.loss_graph import loss_graph
 
 CPU = torch.device("cpu")
@@ -69,20 +69,38 @@ def test_channels_first_leaves_kernels_alone() -> None:
     assert model.weight.is_contiguous()
 
 
+def _convolution() -> object:
+    return capture(nn.Conv2d(4, 4, 3), torch.zeros(1, 4, 8, 8), training=True, check=False)
+
+
 def test_an_order_can_be_named_by_the_call_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert order_of("last", (), CPU, 0, float) is LAST
+    graph = _convolution()
+    assert order_of("last", graph, CPU, 0, float) == LAST
     monkeypatch.setenv(SETTING, "last")
-    assert order_of("auto", (), CPU, 0, float) is LAST
-    assert order_of("first", (), CPU, 0, float) is FIRST
+    assert order_of("auto", graph, CPU, 0, float) == LAST
+    assert order_of("first", graph, CPU, 0, float) == FIRST
     with pytest.raises(ValueError, match=r"memory_order: found 'diagonal'; expected auto, first, last"):
-        order_of("diagonal", (), CPU, 0, float)
+        order_of("diagonal", graph, CPU, 0, float)
+
+
+def test_ranks_that_were_told_different_orders_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"rank 1 was told 'first', rank 0 uses 'last'"):
+        order_of("first", _convolution(), CPU, 1, lambda mine: 1.0 + mine)
+
+
+def test_memory_codes_tell_orders_apart_but_not_sizes_of_one() -> None:
+    kernel = torch.zeros(4, 3, 2, 2)
+    assert memory_code(kernel) == memory_code(torch.zeros(8, 5, 7, 7))
+    assert memory_code(kernel) != memory_code(LAST.arranged(kernel))
+    single = torch.zeros(4, 3, 1, 1)
+    assert memory_code(single) == memory_code(LAST.arranged(single))
 
 
 def test_all_ranks_follow_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SETTING, raising=False)
-    graph = capture(nn.Conv2d(4, 4, 3), torch.zeros(1, 4, 8, 8), training=True, check=False)
-    assert order_of("auto", graph, CPU, 1, lambda mine: 1.0 + mine) is LAST
-    assert order_of("auto", graph, CPU, 1, lambda mine: 0.0 + mine) is FIRST
+    graph = _convolution()
+    assert order_of("auto", graph, CPU, 1, lambda mine: 1.0 + mine) == LAST
+    assert order_of("auto", graph, CPU, 1, lambda mine: 0.0 + mine) == FIRST
 
 
 def test_networks_without_images_need_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,3 +129,23 @@ def test_the_gradient_of_every_second_pixel_keeps_the_order_of_the_image(form: t
     sliced.backward(gradient)
     assert torch.equal(x.grad, y.grad)
     assert x.grad.is_contiguous(memory_format=form)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_large_kernel_convolves_with_channels_first_between_images_with_channels_last(bias: bool) -> None:
+    settings = [[1, 2], [1, 0], [1, 1], False, [0, 0], 1]
+    x = LAST.arranged(torch.randn(2, 3, 7, 6, dtype=torch.float64)).requires_grad_()
+    weight = torch.randn(5, 3, 3, 3, dtype=torch.float64, requires_grad=True)
+    shift = torch.randn(5, dtype=torch.float64, requires_grad=True) if bias else None
+    others = [None if t is None else t.detach().clone().requires_grad_() for t in (x, weight, shift)]
+    made = _Turned.apply(x, weight, shift, settings)
+    expected = F.conv2d(*others, stride=(1, 2), padding=(1, 0))
+    assert torch.allclose(made, expected, rtol=1e-13, atol=1e-13)
+    gradient = torch.randn_like(made)
+    made.backward(gradient)
+    expected.backward(gradient)
+    for mine, other in zip((x, weight, shift), others, strict=True):
+        if mine is not None:
+            assert torch.allclose(mine.grad, other.grad, rtol=1e-12, atol=1e-12)
+    assert made.is_contiguous(memory_format=torch.channels_last)
+    assert x.grad.is_contiguous(memory_format=torch.channels_last)

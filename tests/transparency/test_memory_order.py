@@ -34,7 +34,7 @@ def last(case: Case) -> tuple[dict[str, float], set[bool]]:
         orders.update(not kernel.is_contiguous() for kernel in kernels)
 
     with (
-        mock.patch.object(training, "order_of", return_value=LAST),
+        mock.patch.object(training, "agreed_order", return_value=LAST),
         mock.patch.object(type(LAST), "settle", watched),
     ):
         found = compared(case)[0]

@@ -10,20 +10,35 @@
 
 #include <stddef.h>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if !defined(__x86_64__) || !defined(__GNUC__) || defined(__clang__)
+#define WIDE
+#elif __GNUC__ >= 12
 #define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
-#define WIDE
+#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 
 typedef ptrdiff_t index;
 
-enum { BLOCK = 4096, ROWS = 32 };
+enum { BLOCK = 4096, FEWEST = 32, MOST = 256 };
 
 static inline index least(index a, index b) { return a < b ? a : b; }
 
-/* Rows of a block: enough to pay for adding it up, few enough to stay in a cache. */
-static inline index rows_of(index c) { return 8 * BLOCK / c < ROWS ? ROWS : 8 * BLOCK / c; }
+/* Rows of a block: enough to pay for adding it up, few enough for a cache and for the sums' last digits. */
+static inline index rows_of(index c) {
+    index rows = 8 * BLOCK / c;
+    return rows < FEWEST ? FEWEST : rows > MOST ? MOST : rows;
+}
+
+/* Add a block of e values to the sums of a channel: their distance from a pivot sums up to s, and q is the
+   sum of squares around the pivot plus the rounded mean distance. Constant channels have none of either. */
+static inline void fold(double pivot, double s, double q, double mean, index e, double *total,
+                        double *squares, double *outer) {
+    double exact = s / (double)e, rest = exact - mean, around = q - rest * rest * (double)e;
+    *total += s + pivot * (double)e;
+    *squares += around < 0 ? 0 : around;
+    *outer += (pivot + exact) * (s + pivot * (double)e);
+}
 
 #define DEFINE(T, NAME)                                                                                    \
                                                                                                            \
@@ -35,16 +50,16 @@ WIDE void moments_first_##NAME(const T *x, index n, index c, index m, double *su
             for (index at = 0; at < m; at += BLOCK) {                                                      \
                 const T *p = x + (i * c + j) * m + at;                                                     \
                 index e = least(m - at, BLOCK);                                                            \
-                T s = 0, q = 0;                                                                            \
+                T pivot = p[0], s = 0, q = 0;                                                              \
                 _Pragma("omp simd reduction(+ : s)")                                                       \
-                for (index k = 0; k < e; k++) s += p[k];                                                   \
+                for (index k = 0; k < e; k++) s += p[k] - pivot;                                           \
                 T mean = s / (T)e;                                                                         \
                 _Pragma("omp simd reduction(+ : q)")                                                       \
-                for (index k = 0; k < e; k++) q += (p[k] - mean) * (p[k] - mean);                          \
-                double exact = (double)s / (double)e, rest = exact - (double)mean;                         \
-                total += (double)s;                                                                        \
-                squares += (double)q - rest * rest * (double)e;                                            \
-                outer += exact * (double)s;                                                                \
+                for (index k = 0; k < e; k++) {                                                            \
+                    T d = p[k] - pivot - mean;                                                             \
+                    q += d * d;                                                                            \
+                }                                                                                          \
+                fold((double)pivot, (double)s, (double)q, (double)mean, e, &total, &squares, &outer);      \
             }                                                                                              \
         sums[j] = total, sums[c + j] = squares, sums[2 * c + j] = outer;                                   \
     }                                                                                                      \
@@ -58,27 +73,23 @@ WIDE void moments_last_##NAME(const T *x, index rows, index c, double *sums, T *
         const T *p = x + at * c;                                                                           \
         index e = least(rows - at, step);                                                                  \
         for (index j = 0; j < c; j++) s[j] = q[j] = 0;                                                     \
-        for (index i = 0; i < e; i++) {                                                                    \
+        for (index i = 1; i < e; i++) {                                                                    \
             _Pragma("omp simd")                                                                            \
-            for (index j = 0; j < c; j++) s[j] += p[i * c + j];                                            \
+            for (index j = 0; j < c; j++) s[j] += p[i * c + j] - p[j];                                     \
         }                                                                                                  \
         T share = (T)1 / (T)e;                                                                             \
         for (index i = 0; i < e; i++) {                                                                    \
             _Pragma("omp simd")                                                                            \
             for (index j = 0; j < c; j++) {                                                                \
-                T d = p[i * c + j] - s[j] * share;                                                         \
+                T d = p[i * c + j] - p[j] - s[j] * share;                                                  \
                 q[j] += d * d;                                                                             \
             }                                                                                              \
         }                                                                                                  \
-        for (index j = 0; j < c; j++) {                                                                    \
-            double exact = (double)s[j] / (double)e, rest = exact - (double)(s[j] * share);                \
-            sums[j] += (double)s[j];                                                                       \
-            sums[c + j] += (double)q[j] - rest * rest * (double)e;                                         \
-            sums[2 * c + j] += exact * (double)s[j];                                                       \
-        }                                                                                                  \
+        for (index j = 0; j < c; j++)                                                                      \
+            fold((double)p[j], (double)s[j], (double)q[j], (double)(s[j] * share), e, sums + j,            \
+                 sums + c + j, sums + 2 * c + j);                                                          \
     }                                                                                                      \
 }                                                                                                          \
-                                                                                                           \
 /* y = x * scale + shift */                                                                                \
 WIDE void affine_first_##NAME(const T *x, index n, index c, index m, const T *scale, const T *shift,       \
                               T *y) {                                                                      \

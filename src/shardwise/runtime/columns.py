@@ -45,6 +45,8 @@ def moments(x: Tensor) -> Tensor:
 
 def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Return x * scale + shift."""
+    if not x.numel():
+        return torch.empty_like(x)
     found = _order(x)
     if found is not None:
         result = torch.empty_like(x)

@@ -70,7 +70,7 @@ class Order:
 
         Args:
             ops: the operations of a stage, for the largest of its micro-batches.
-            tensors: parameters by name.
+            tensors: parameters by name, of which no other tensor shares the memory.
             width: ranks of the stage's group.
         """
         for op in ops if self.last else ():
@@ -80,9 +80,7 @@ class Order:
             tensor = tensors.get(op.layer.operands[1].source)
             if not isinstance(tensor, nn.Parameter) or tensor.ndim != _IMAGE:
                 continue
-            # What shares its memory with others stays where it is.
-            alone = tensor.untyped_storage().nbytes() == tensor.nbytes
-            if alone and tensor.is_contiguous():
+            if tensor.is_contiguous():
                 pixels = (math.prod(image) + math.prod(op.layer.shape)) // width
                 if math.prod(kernel) <= pixels:
                     tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
@@ -113,15 +111,30 @@ def order_of(
         agree: returns on all ranks what the first one gives.
     """
     told = os.environ.get(SETTING, name) if name == "auto" else name
-    if told in _NAMED:
-        return _NAMED[told]
-    if told != "auto":
+    if told not in ("auto", *_NAMED):
         raise ValueError(f"memory_order: found {told!r}; expected auto, {', '.join(_NAMED)}")
     read = (layer.operands[0].spec for layer in layers if layer.op == "conv" and layer.operands)
-    dtypes = [getattr(torch, spec.dtype) for spec in read if len(spec.shape) == _IMAGE]
+    dtypes = [getattr(torch, spec.dtype) for spec in read if len(spec.shape) == _IMAGE and spec.is_float]
     if not dtypes:
         return FIRST
-    return LAST if agree(float(rank == 0 and fastest(device, dtypes[0]).last)) else FIRST
+    mine = _NAMED[told] if told in _NAMED else fastest(device, dtypes[0]) if rank == 0 else FIRST
+    agreed = LAST if agree(float(rank == 0 and mine.last)) else FIRST
+    if told in _NAMED and agreed != mine:
+        other = next(word for word, order in _NAMED.items() if order == agreed)
+        raise ValueError(
+            f"memory_order: rank {rank} was told {told!r}, rank 0 uses {other!r}; tell all the same"
+        )
+    return agreed
+
+
+def memory_code(tensor: Tensor) -> int:
+    """Return a number that is equal for tensors whose elements lie in the same order."""
+    strides = tensor.stride()
+    dims = [d for d in range(tensor.ndim) if tensor.shape[d] > 1]
+    code = 0
+    for dim in sorted(dims, key=lambda d: -strides[d]):
+        code = 8 * code + dim + 1
+    return code
 
 
 @lru_cache(maxsize=8)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shardwise.program import Normalise
 from shardwise.program.replica_sum import REPLICA_SUM
-from shardwise.runtime.columns import affine, combine, moments, products, spread
+from shardwise.runtime.columns import affine, combine, moments, products, spread, wide_enough
 from shardwise.runtime.replica_sum import ReplicaSum
 from shardwise.runtime.shared_group_norm import SharedGroupNorm, accumulate
 from shardwise.runtime.wire import Pending, Wire, Wires
@@ -91,7 +91,7 @@ class SharedBatchNorm:
         self.wire.all_reduce(sums)
         count = max(1, self.count)
         mean = sums[0] / count
-        return mean, (sums[1] + (sums[2] - mean * sums[0])) / count
+        return mean, ((sums[1] + (sums[2] - mean * sums[0])) / count).clamp_(min=0.0)
 
     def _track(self, mean: Tensor, var: Tensor) -> None:
         """Update the running statistics as one device would."""
@@ -112,7 +112,7 @@ class SharedBatchNorm:
 
         A gradient that is our `own` is overwritten.
         """
-        sums = products(dy, saved.x, saved.mean.to(saved.x.dtype))
+        sums = products(dy, saved.x, saved.mean.to(wide_enough(saved.x.dtype)))
         sums[1] *= saved.rstd
         if self.weight is not None and self.weight.requires_grad:
             accumulate(self.weight, sums[1].to(self.weight.dtype))

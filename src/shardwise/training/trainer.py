@@ -23,7 +23,7 @@ from shardwise.runtime.engine import Bench, Engine
 from shardwise.runtime.events import Event, Recorder
 from shardwise.runtime.fabric import Fabric
 from shardwise.runtime.materialise import Init, materialise, on_meta
-from shardwise.runtime.order import FIRST, Order, order_of
+from shardwise.runtime.order import FIRST, Order
 from shardwise.runtime.overlap import overlap_of, sums_early
 from shardwise.runtime.placement import Placement, place
 from shardwise.runtime.reducer import BUCKET_BYTES, Reducer
@@ -34,6 +34,7 @@ from shardwise.training.feeds import Need, input_tensors, needs_of, parts_feed, 
 from shardwise.training.given import Model, check_samples, made, shared_out
 from shardwise.training.inference import Inference
 from shardwise.training.loss_graph import Loss, loss_graph
+from shardwise.training.memory_order import agreed_order, movable, store_alike
 from shardwise.training.moved import moved
 from shardwise.training.nodes import ranks_per_node
 from shardwise.training.optimizers import check_optimizer, sliced
@@ -73,7 +74,8 @@ class Trainer:
         overlap: what is computed while messages between tiles travel: `off`, `backward` (weight gradients),
             `both` (also the interiors of tiles), or `auto`: what pays on the device.
         memory_order: how images lie in memory, `first` or `last` for their channels; `auto` is what convolves
-            faster here, unless `SHARDWISE_MEMORY_ORDER` names one.
+            faster here, unless `SHARDWISE_MEMORY_ORDER` names one. With `last` kernels of the model change
+            their strides, never their values; name an order where runs must repeat to the last bit.
         memory_limit: bytes that a rank may hold; stages that `plan.cuts` does not name keep within it by
             estimate. By default each rank's share of its node, and a note says where that is not enough.
     """
@@ -203,20 +205,16 @@ class Trainer:
         return Reducer(self.store.parameters, wires, self.placement.order, bucket_bytes, self.recorder, early)
 
     def _order(self, name: str) -> Order:
-        """Agree on the order of images in memory, and bring the kernels of convolutions into it."""
+        """Agree on the order of images in memory, and store kernels alike on all ranks."""
         # Others than torch may see the memory of their weights by other names.
         if self.is_plain or isinstance(self.model, Foreign):
             return FIRST
-
-        def agree(value: float) -> float:
-            vote = torch.tensor([value], dtype=torch.float64, device=self.device)
-            self.fabric.world.all_reduce(vote)
-            return float(vote)
-
-        order = order_of(name, self.graph, self.device, self.fabric.rank, agree)
         lowered = self._lower(self._example_graph().shapes)
-        for program in (lowered.stage(s, 0, 0) for s in range(self.fabric.mesh.stages)):
-            order.settle(program.ops, self.store.tensors, program.width)
+        programs = [lowered.stage(s, 0, 0) for s in range(self.fabric.mesh.stages)]
+        order = agreed_order(name, self.graph, self.fabric, self.device)
+        for program in programs:
+            order.settle(program.ops, movable(self.store, self._state()), program.width)
+        store_alike(self.store, self.fabric, sorted(self.placement.held))
         return order
 
     def _alone(self) -> bool:

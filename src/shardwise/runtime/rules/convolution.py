@@ -78,9 +78,9 @@ def bind_conv(op: Compute, rank: int) -> Run:
         if steps is not None and x.is_cpu:
             return convolve(_Stepped.apply(x, steps), weight, bias, dense, padding, dilation, groups)  # type: ignore[no-untyped-call]
         if nd == 2 and x.stride(1) == 1 and not weight.is_contiguous(memory_format=torch.channels_last):
-            # The kernel is larger than the images, which come and go with channels last.
-            y = convolve(x.contiguous(), weight, bias, stride, padding, dilation, groups)
-            return y.contiguous(memory_format=torch.channels_last)
+            settings = [list(stride), list(padding), list(dilation), False, [0] * nd, groups]
+            made: Tensor = _Turned.apply(x, weight, bias, settings)  # type: ignore[no-untyped-call]
+            return made
         return convolve(x, weight, bias, stride, padding, dilation, groups)
 
     return run
@@ -99,3 +99,29 @@ class _Stepped(torch.autograd.Function):
         wide = torch.zeros_like(ctx.like)
         wide[ctx.steps] = grads[0]
         return wide, None
+
+
+class _Turned(torch.autograd.Function):
+    """A convolution with channels first of images that come and go with channels last.
+
+    For kernels that are larger than the images. Images are turned again for backward, so that nothing is
+    kept beside what others keep of them too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, settings: list[Any]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.settings, ctx.sizes = settings, None if bias is None else list(bias.shape)
+        y: Tensor = torch.ops.aten.convolution(x.contiguous(), weight, bias, *settings)
+        return y.contiguous(memory_format=torch.channels_last)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        wanted = list(ctx.needs_input_grad[:3])
+        for_input, for_weight, for_bias = torch.ops.aten.convolution_backward(
+            grads[0].contiguous(), x.contiguous(), weight, ctx.sizes, *ctx.settings, wanted
+        )
+        if for_input is not None:
+            for_input = for_input.contiguous(memory_format=torch.channels_last)
+        return for_input, for_weight, for_bias, None
