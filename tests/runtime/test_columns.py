@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -40,6 +42,7 @@ def _one_thread() -> object:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="without a C compiler there are none to install")
 def test_the_compiled_passes_are_installed() -> None:
     assert columns.native()
 
