@@ -53,7 +53,8 @@ class Fixed:
         self.spread = spread
 
     def seconds(self, task, direction):
-        return Estimate(self.rates[direction] * task.out.size, self.spread)
+        made = 2 * task.out.size if task.rectifies else task.out.size
+        return Estimate(self.rates[direction] * made, self.spread)
 
     def room(self, task, direction):
         return 0.0

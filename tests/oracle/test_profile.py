@@ -22,8 +22,8 @@ from shardwise.oracle.profile import (
 from shardwise.program import Regrid
 
 
-def tasks(text, batch=None):
-    program = stage(text, batch)
+def tasks(text, batch=None, **options):
+    program = stage(text, batch, **options)
     return [Task.of(op, r) for op in program.ops if not isinstance(op, Regrid) for r in range(program.width)]
 
 
@@ -53,8 +53,9 @@ def test_what_was_measured_is_answered_as_measured():
 
 
 def test_other_shapes_scale_from_the_nearest_of_the_same_operator_and_say_so():
+    # Norms that share nothing stay apart from the rectifications behind them.
     whole = next(t for t in tasks("data=1") if t.layer.op == "relu")
-    half = next(t for t in tasks("spatial=2x1") if t.layer.op == "relu")
+    half = next(t for t in tasks("spatial=2x1", batch_norm="local") if t.layer.op == "relu")
     estimate = filled([(whole, 0.5)]).seconds(half, Direction.FORWARD)
     ratio = half.nbytes(Direction.FORWARD) / whole.nbytes(Direction.FORWARD)
     assert estimate.seconds == pytest.approx(0.5 * ratio)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.runtime import columns
-from shardwise.runtime.columns import affine, combine, moments, products
+from shardwise.runtime.columns import affine, combine, gated, moments, one_pass, products
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 70), st.lists(st.integers(1, 40), max_size=3)).map(
     lambda sizes: (sizes[0], sizes[1], *sizes[2])
@@ -79,6 +79,53 @@ def test_passes_equal_their_formulas(
     assert close(combine(gradient, x, scale, slope, shift, own=False), expected, dtype)
     assert torch.equal(gradient, before)
     assert close(combine(gradient, x, scale, slope, shift, own=True), expected, dtype)
+
+
+@settings(deadline=None)
+@given(SHAPES, ORDERS, ORDERS, DTYPES, st.integers(0, 9))
+def test_rectifying_passes_equal_two(
+    shape: tuple[int, ...], order: str, other: str, dtype: torch.dtype, seed: int
+) -> None:
+    x, gradient = tensor(shape, order, dtype, seed) - 3.0, tensor(shape, other, dtype, seed + 10)
+    rows = [tensor((x.shape[1],), "first", torch.float64, seed + i) for i in range(4)]
+    scale, shift, slope, mean = rows[0], rows[1] - 3.0, rows[2], rows[3].to(dtype)
+    made = affine(x, scale, shift)
+    assert torch.equal(affine(x, scale, shift, True), torch.relu(made))
+    passed = gated(gradient, x, scale, shift)
+    assert torch.equal(passed, torch.where(made > 0, gradient, 0.0))
+    if not one_pass(x):
+        return
+    gate = (scale, shift)
+    assert torch.allclose(products(gradient, x, mean, gate), products(passed, x, mean), rtol=1e-6, atol=1e-4)
+    joined = combine(passed, x, scale, slope, shift, False)
+    assert torch.equal(combine(gradient, x, scale, slope, shift, False, gate), joined)
+    assert torch.equal(combine(gradient, x, scale, slope, shift, True, gate), joined)
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+@pytest.mark.parametrize(
+    "cut", [(slice(None), slice(2, 9)), (slice(1, 6), slice(None)), (slice(1, 6), slice(2, 9))]
+)
+@pytest.mark.parametrize("rectify", [False, True])
+def test_results_can_be_made_inside_wider_tensors(
+    order: str, cut: tuple[slice, slice], rectify: bool
+) -> None:
+    wide = tensor((2, 5, 7, 11), order, torch.float64, 0).fill_(7.0)
+    place = wide[:, :, cut[0], cut[1]]
+    x = tensor(tuple(place.shape), order, torch.float64, 1) - 3.0
+    scale, shift = torch.rand(5, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
+    expected = affine(x, scale, shift, rectify)
+    assert affine(x, scale, shift, rectify, place).data_ptr() == place.data_ptr()
+    assert torch.equal(place, expected)
+    place.fill_(7.0)
+    assert torch.equal(wide, torch.full_like(wide, 7.0))
+
+
+def test_numbers_that_are_none_stay_so() -> None:
+    x = torch.full((1, 3, 4, 4), float("nan"))
+    row = torch.ones(3, dtype=torch.float64)
+    assert affine(x, row, row, True).isnan().all()
+    assert combine(torch.ones_like(x), x, row, row, row, False, (row, row)).isnan().all()
 
 
 def test_without_the_library_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,9 +66,9 @@ def with_local_statistics(case: Case) -> dict[str, float]:
     init = shared_norm.SharedBatchNorm.__init__
 
     def alone(
-        self: shared_norm.SharedBatchNorm, op: Normalise, rank: int, wire: object, tensors: object
+        self: shared_norm.SharedBatchNorm, op: Normalise, rank: int, _wire: object, *others: object
     ) -> None:
-        init(self, op, rank, LoneWire(), tensors)
+        init(self, op, rank, LoneWire(), *others)
         mine = op.owned.box(rank).intersect(op.wants[0].box(rank))
         self.count = max(1, mine.size // max(1, mine.shape[1]))
 

@@ -15,6 +15,9 @@ from transparency.harness import Case, compared
 CASES = (
     Case("resnet18", (4, 3, 64, 48), "spatial=2x1", "ce"),
     Case("resnet18", (4, 3, 65, 49), "spatial=2x2 tail=batch", "ce"),
+    # Bottlenecks: kernels of one pixel, with and without steps, and norms that rectify.
+    Case("resnet50", (4, 3, 67, 51), "spatial=2x1", "ce"),
+    Case("resnet50", (4, 3, 67, 51), "data=2 spatial=1x2", "ce"),
     Case("unet", (2, 3, 36, 52), "spatial=2x2 halo=fused", "ce"),
     Case("unet", (2, 3, 36, 52), "filter=2", "ce"),
     Case("resnet18", (4, 3, 65, 49), "channel=2", "ce"),

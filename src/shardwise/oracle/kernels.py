@@ -44,8 +44,9 @@ class Estimate:
 class Task:
     """One rank's computation of one layer: what it holds, what of it the layer reads, what it makes.
 
-    `shared` marks a normalisation whose statistics are reduced over ranks, which runs another kernel, and
-    `landing` a computation that writes into the middle of a wider tensor.
+    `shared` marks a normalisation whose statistics are reduced over ranks, which runs another kernel,
+    `landing` a computation that writes into the middle of a wider tensor, and `rectifies` a normalisation
+    that rectifies what it makes.
     """
 
     layer: Layer
@@ -54,6 +55,7 @@ class Task:
     out: Box
     shared: bool = False
     landing: bool = False
+    rectifies: bool = False
 
     @staticmethod
     def of(op: Compute | Normalise, rank: int) -> Task:
@@ -64,7 +66,8 @@ class Task:
             tuple(want.box(rank) for want in op.wants),
             op.makes.layout.box(rank),
             isinstance(op, Normalise),
-            isinstance(op, Compute) and op.landing,
+            op.landing,
+            isinstance(op, Normalise) and op.rectifies,
         )
 
     @property
@@ -168,6 +171,10 @@ class Roofline:
         side = "forward" if forward else "backward"
         self._used |= {"device.memory_bandwidth", f"device.overhead_{side}_seconds"}
         seconds = max(computing, moving) + overhead
+        if task.rectifies:
+            # As a pass of its own, which it is on accelerators.
+            touched = (2 if forward else 3) * task.out.size * layer.outputs[0].itemsize
+            seconds += touched / device.memory_bandwidth + overhead
         return Estimate(seconds, flag="roofline", alone=device.alone_speedup)
 
     def balance(self, task: Task) -> float:

@@ -19,7 +19,8 @@ class Memo:
     def seconds(self, task: Task, direction: Direction) -> Estimate:
         """Return the time of one direction of a task."""
         layer = task.layer
-        key = (id(layer), task.held, task.wants, task.out, task.shared, task.landing, direction)
+        ways = (task.shared, task.landing, task.rectifies, direction)
+        key = (id(layer), task.held, task.wants, task.out, *ways)
         found = self._known.get(key)
         if found is None:
             self._layers[id(layer)] = layer

@@ -18,7 +18,7 @@ from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes,
 from shardwise.oracle.moves import Move
 
 INTERPOLATED = "interpolated"
-_VERSION = 9
+_VERSION = 10
 # Copies have one direction only.
 _ONCE = Direction.FORWARD.value
 
@@ -58,8 +58,9 @@ def key_of(task: Task) -> str:
         shapes.append(f"{operand.role}:{operand.spec.dtype}[{shape}{crop}]")
     settings = ",".join(f"{k}={_plain(v)}" for k, v in sorted(task.layer.attributes.items()))
     out = "x".join(map(str, task.out.shape))
-    word = "shared " if task.shared else "landing " if task.landing else ""
-    return f"{word}{task.layer.op}({settings}) {' '.join(shapes)} -> [{out}]{_borders(task)}"
+    ways = {"shared": task.shared, "rectifying": task.rectifies, "landing": task.landing}
+    words = "".join(f"{word} " for word, is_so in ways.items() if is_so)
+    return f"{words}{task.layer.op}({settings}) {' '.join(shapes)} -> [{out}]{_borders(task)}"
 
 
 def family_of(task: Task) -> str:

@@ -31,7 +31,7 @@ def landed(ops: Sequence[Op], departures: Collection[str]) -> tuple[Op, ...]:
         ops: in order.
         departures: slots that are wanted outside of the stage.
     """
-    makers = {op.makes.slot for op in ops if isinstance(op, Compute) and _writes_anywhere(op)}
+    makers = {op.makes.slot for op in ops if not isinstance(op, Regrid) and _writes_anywhere(op)}
     taken = set(departures)
     regrids: dict[str, int] = {}
     for i, op in enumerate(ops):
@@ -41,16 +41,16 @@ def landed(ops: Sequence[Op], departures: Collection[str]) -> tuple[Op, ...]:
         elif not isinstance(op, Compute) or op.layer.op not in _INDIFFERENT:
             taken.update(held.slot for held in op.reads)
     lands = (regrids.keys() & makers) - taken
-    return tuple(
-        op if isinstance(op, Normalise) or _slot(op) not in lands else replace(op, landing=True) for op in ops
-    )
+    return tuple(replace(op, landing=True) if _slot(op) in lands else op for op in ops)
 
 
-def _slot(op: Compute | Regrid) -> str:
+def _slot(op: Op) -> str:
     """Return the slot that a regrid reads or a computation makes."""
     return op.source.slot if isinstance(op, Regrid) else op.makes.slot
 
 
-def _writes_anywhere(op: Compute) -> bool:
+def _writes_anywhere(op: Compute | Normalise) -> bool:
     made = op.makes.spec
+    if isinstance(op, Normalise):
+        return op.rectifies and op.reads[0].spec.dtype == made.dtype
     return op.layer.op in _MAKERS and made.is_float and all(r.spec.dtype == made.dtype for r in op.reads)

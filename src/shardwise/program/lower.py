@@ -5,6 +5,7 @@ assign                   where every value lives
 extents                  how much of it each rank makes, and what its readers want
 this file                the operations: computations, and regrids where what is made is not what is wanted
 slices, margins          what ranks hold of the weights; room for padding
+rectified                batch norms that rectify what they make
 landing                  values that are made inside the result of a regrid
 """
 
@@ -24,6 +25,7 @@ from shardwise.program.losses import expand_losses
 from shardwise.program.margins import margins_of
 from shardwise.program.norms import shared_over
 from shardwise.program.ops import Compute, Held, Normalise, Op, Regrid, StageProgram
+from shardwise.program.rectified import rectified
 from shardwise.program.results import whole_results
 from shardwise.program.slices import slices_of
 
@@ -90,8 +92,9 @@ class _Lowering:
             if layer.kind is not Kind.INPUT:
                 self._emit(layer)
         leaving = {name: self._complete(name) for name in departures if name in self.made}
+        outside = [held.slot for held in leaving.values()]
         return StageProgram(
-            landed([self._settled(op) for op in self.ops], [held.slot for held in leaving.values()]),
+            landed(rectified([self._settled(op) for op in self.ops], outside), outside),
             self.arrivals,
             leaving,
             self.parameters,

@@ -107,7 +107,9 @@ class Normalise:
 
     `owned` says which part of what a rank holds enters the statistics, `samples` how many samples they run
     over, and `over` with whom they are shared: all ranks of the group and of its replicas, or only the
-    same position of each replica (where channels are cut, each rank has channels of its own).
+    same position of each replica (where channels are cut, each rank has channels of its own). One that
+    `rectifies` makes what the rectification behind it would; with `landing`, inside the result of the regrid
+    that reads it.
     """
 
     layer: Layer
@@ -117,6 +119,8 @@ class Normalise:
     owned: Layout
     samples: int
     over: str
+    rectifies: bool = False
+    landing: bool = False
 
 
 Op = Compute | Regrid | Normalise

@@ -18,6 +18,12 @@
 #define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
 typedef ptrdiff_t index;
 
 enum { BLOCK = 4096, FEWEST = 32, MOST = 256 };
@@ -90,29 +96,54 @@ WIDE void moments_last_##NAME(const T *x, index rows, index c, double *sums, T *
                  sums + c + j, sums + 2 * c + j);                                                          \
     }                                                                                                      \
 }                                                                                                          \
-/* y = x * scale + shift */                                                                                \
-WIDE void affine_first_##NAME(const T *x, index n, index c, index m, const T *scale, const T *shift,       \
-                              T *y) {                                                                      \
+/* y = x * scale + shift; rectified: where that is larger than zero */                                     \
+INLINE void write_first_##NAME(const T *x, index n, index c, index m, const T *scale, const T *shift,      \
+                               T *y, int rectify) {                                                        \
     for (index i = 0; i < n * c; i++) {                                                                    \
         T a = scale[i % c], b = shift[i % c];                                                              \
         _Pragma("omp simd")                                                                                \
-        for (index k = 0; k < m; k++) y[i * m + k] = x[i * m + k] * a + b;                                 \
+        for (index k = 0; k < m; k++) {                                                                    \
+            T v = x[i * m + k] * a + b;                                                                    \
+            y[i * m + k] = rectify && v < 0 ? 0 : v;                                                       \
+        }                                                                                                  \
     }                                                                                                      \
+}                                                                                                          \
+                                                                                                           \
+INLINE void write_last_##NAME(const T *x, index rows, index c, const T *scale, const T *shift, T *y,       \
+                              int rectify) {                                                               \
+    for (index i = 0; i < rows; i++) {                                                                     \
+        _Pragma("omp simd")                                                                                \
+        for (index j = 0; j < c; j++) {                                                                    \
+            T v = x[i * c + j] * scale[j] + shift[j];                                                      \
+            y[i * c + j] = rectify && v < 0 ? 0 : v;                                                       \
+        }                                                                                                  \
+    }                                                                                                      \
+}                                                                                                          \
+                                                                                                           \
+WIDE void affine_first_##NAME(const T *x, index n, index c, index m, const T *scale, const T *shift,       \
+                              T *y) {                                                                      \
+    write_first_##NAME(x, n, c, m, scale, shift, y, 0);                                                    \
 }                                                                                                          \
                                                                                                            \
 WIDE void affine_last_##NAME(const T *x, index rows, index c, const T *scale, const T *shift, T *y) {      \
-    for (index i = 0; i < rows; i++) {                                                                     \
-        _Pragma("omp simd")                                                                                \
-        for (index j = 0; j < c; j++) y[i * c + j] = x[i * c + j] * scale[j] + shift[j];                   \
-    }                                                                                                      \
+    write_last_##NAME(x, rows, c, scale, shift, y, 0);                                                     \
 }                                                                                                          \
                                                                                                            \
-/* sums[0] = sum of g, sums[1] = sum of g (x - mean) */                                                    \
-WIDE void products_first_##NAME(const T *g, const T *x, index n, index c, index m, const T *mean,          \
-                                double *sums) {                                                            \
+WIDE void rectified_first_##NAME(const T *x, index n, index c, index m, const T *scale, const T *shift,    \
+                                 T *y) {                                                                   \
+    write_first_##NAME(x, n, c, m, scale, shift, y, 1);                                                    \
+}                                                                                                          \
+                                                                                                           \
+WIDE void rectified_last_##NAME(const T *x, index rows, index c, const T *scale, const T *shift, T *y) {   \
+    write_last_##NAME(x, rows, c, scale, shift, y, 1);                                                     \
+}                                                                                                          \
+                                                                                                           \
+/* sums[0] = sum of g, sums[1] = sum of g (x - mean); gated: of g where x * gain + level is above zero */  \
+INLINE void sum_first_##NAME(const T *g, const T *x, index n, index c, index m, const T *mean,             \
+                             double *sums, const T *gain, const T *level, int gate) {                      \
     for (index j = 0; j < c; j++) {                                                                        \
         double first = 0, second = 0;                                                                      \
-        T centre = mean[j];                                                                                \
+        T centre = mean[j], a = gate ? gain[j] : 0, b = gate ? level[j] : 0;                               \
         for (index i = 0; i < n; i++)                                                                      \
             for (index at = 0; at < m; at += BLOCK) {                                                      \
                 const T *p = x + (i * c + j) * m + at, *h = g + (i * c + j) * m + at;                      \
@@ -120,8 +151,9 @@ WIDE void products_first_##NAME(const T *g, const T *x, index n, index c, index 
                 T s = 0, q = 0;                                                                            \
                 _Pragma("omp simd reduction(+ : s, q)")                                                    \
                 for (index k = 0; k < e; k++) {                                                            \
-                    s += h[k];                                                                             \
-                    q += h[k] * (p[k] - centre);                                                           \
+                    T d = gate && p[k] * a + b <= 0 ? 0 : h[k];                                            \
+                    s += d;                                                                                \
+                    q += d * (p[k] - centre);                                                              \
                 }                                                                                          \
                 first += (double)s, second += (double)q;                                                   \
             }                                                                                              \
@@ -129,8 +161,8 @@ WIDE void products_first_##NAME(const T *g, const T *x, index n, index c, index 
     }                                                                                                      \
 }                                                                                                          \
                                                                                                            \
-WIDE void products_last_##NAME(const T *g, const T *x, index rows, index c, const T *mean, double *sums,   \
-                               T *scratch) {                                                               \
+INLINE void sum_last_##NAME(const T *g, const T *x, index rows, index c, const T *mean, double *sums,      \
+                            T *scratch, const T *gain, const T *level, int gate) {                         \
     T *s = scratch, *q = scratch + c;                                                                      \
     index step = rows_of(c);                                                                               \
     for (index j = 0; j < 2 * c; j++) sums[j] = 0;                                                         \
@@ -140,32 +172,83 @@ WIDE void products_last_##NAME(const T *g, const T *x, index rows, index c, cons
         for (index i = at; i < end; i++) {                                                                 \
             _Pragma("omp simd")                                                                            \
             for (index j = 0; j < c; j++) {                                                                \
-                T h = g[i * c + j];                                                                        \
-                s[j] += h;                                                                                 \
-                q[j] += h * (x[i * c + j] - mean[j]);                                                      \
+                T v = x[i * c + j];                                                                        \
+                T d = gate && v * gain[j] + level[j] <= 0 ? 0 : g[i * c + j];                              \
+                s[j] += d;                                                                                 \
+                q[j] += d * (v - mean[j]);                                                                 \
             }                                                                                              \
         }                                                                                                  \
         for (index j = 0; j < c; j++) sums[j] += (double)s[j], sums[c + j] += (double)q[j];                \
     }                                                                                                      \
 }                                                                                                          \
                                                                                                            \
-/* y = g * scale - x * slope - offset; y may be g */                                                       \
-WIDE void combine_first_##NAME(const T *g, const T *x, index n, index c, index m, const T *scale,          \
-                               const T *slope, const T *offset, T *y) {                                    \
+WIDE void products_first_##NAME(const T *g, const T *x, index n, index c, index m, const T *mean,          \
+                                double *sums) {                                                            \
+    sum_first_##NAME(g, x, n, c, m, mean, sums, 0, 0, 0);                                                  \
+}                                                                                                          \
+                                                                                                           \
+WIDE void products_last_##NAME(const T *g, const T *x, index rows, index c, const T *mean, double *sums,   \
+                               T *scratch) {                                                               \
+    sum_last_##NAME(g, x, rows, c, mean, sums, scratch, 0, 0, 0);                                          \
+}                                                                                                          \
+                                                                                                           \
+WIDE void gated_products_first_##NAME(const T *g, const T *x, index n, index c, index m, const T *mean,    \
+                                      double *sums, const T *gain, const T *level) {                       \
+    sum_first_##NAME(g, x, n, c, m, mean, sums, gain, level, 1);                                           \
+}                                                                                                          \
+                                                                                                           \
+WIDE void gated_products_last_##NAME(const T *g, const T *x, index rows, index c, const T *mean,           \
+                                     double *sums, T *scratch, const T *gain, const T *level) {            \
+    sum_last_##NAME(g, x, rows, c, mean, sums, scratch, gain, level, 1);                                   \
+}                                                                                                          \
+                                                                                                           \
+/* y = g * scale - x * slope - offset, g gated as above; y may be g */                                     \
+INLINE void join_first_##NAME(const T *g, const T *x, index n, index c, index m, const T *scale,           \
+                              const T *slope, const T *offset, T *y, const T *gain, const T *level,        \
+                              int gate) {                                                                  \
     for (index i = 0; i < n * c; i++) {                                                                    \
         T a = scale[i % c], b = slope[i % c], d = offset[i % c];                                           \
+        T e = gate ? gain[i % c] : 0, f = gate ? level[i % c] : 0;                                         \
         _Pragma("omp simd")                                                                                \
-        for (index k = 0; k < m; k++) y[i * m + k] = g[i * m + k] * a - x[i * m + k] * b - d;              \
+        for (index k = 0; k < m; k++) {                                                                    \
+            T v = x[i * m + k], h = gate && v * e + f <= 0 ? 0 : g[i * m + k];                             \
+            y[i * m + k] = h * a - v * b - d;                                                              \
+        }                                                                                                  \
     }                                                                                                      \
+}                                                                                                          \
+                                                                                                           \
+INLINE void join_last_##NAME(const T *g, const T *x, index rows, index c, const T *scale,                  \
+                             const T *slope, const T *offset, T *y, const T *gain, const T *level,         \
+                             int gate) {                                                                   \
+    for (index i = 0; i < rows; i++) {                                                                     \
+        _Pragma("omp simd")                                                                                \
+        for (index j = 0; j < c; j++) {                                                                    \
+            T v = x[i * c + j], h = gate && v * gain[j] + level[j] <= 0 ? 0 : g[i * c + j];                \
+            y[i * c + j] = h * scale[j] - v * slope[j] - offset[j];                                        \
+        }                                                                                                  \
+    }                                                                                                      \
+}                                                                                                          \
+                                                                                                           \
+WIDE void combine_first_##NAME(const T *g, const T *x, index n, index c, index m, const T *scale,          \
+                               const T *slope, const T *offset, T *y) {                                    \
+    join_first_##NAME(g, x, n, c, m, scale, slope, offset, y, 0, 0, 0);                                    \
 }                                                                                                          \
                                                                                                            \
 WIDE void combine_last_##NAME(const T *g, const T *x, index rows, index c, const T *scale,                 \
                               const T *slope, const T *offset, T *y) {                                     \
-    for (index i = 0; i < rows; i++) {                                                                     \
-        _Pragma("omp simd")                                                                                \
-        for (index j = 0; j < c; j++)                                                                      \
-            y[i * c + j] = g[i * c + j] * scale[j] - x[i * c + j] * slope[j] - offset[j];                  \
-    }                                                                                                      \
+    join_last_##NAME(g, x, rows, c, scale, slope, offset, y, 0, 0, 0);                                     \
+}                                                                                                          \
+                                                                                                           \
+WIDE void gated_combine_first_##NAME(const T *g, const T *x, index n, index c, index m, const T *scale,    \
+                                     const T *slope, const T *offset, T *y, const T *gain,                 \
+                                     const T *level) {                                                     \
+    join_first_##NAME(g, x, n, c, m, scale, slope, offset, y, gain, level, 1);                             \
+}                                                                                                          \
+                                                                                                           \
+WIDE void gated_combine_last_##NAME(const T *g, const T *x, index rows, index c, const T *scale,           \
+                                    const T *slope, const T *offset, T *y, const T *gain,                  \
+                                    const T *level) {                                                      \
+    join_last_##NAME(g, x, rows, c, scale, slope, offset, y, gain, level, 1);                              \
 }
 
 DEFINE(float, float32)

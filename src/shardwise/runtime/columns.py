@@ -43,28 +43,55 @@ def moments(x: Tensor) -> Tensor:
     return torch.stack((wide * count, centred.square_().sum(dims).double(), wide * wide * count))
 
 
-def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Return x * scale + shift."""
+def affine(
+    x: Tensor, scale: Tensor, shift: Tensor, rectify: bool = False, place: Tensor | None = None
+) -> Tensor:
+    """Return x * scale + shift, nothing less than zero if it shall `rectify`, in a place if one is given."""
     if not x.numel():
-        return torch.empty_like(x)
+        return torch.empty_like(x) if place is None else place
     found = _order(x)
-    if found is not None:
-        result = torch.empty_like(x)
-        _call("affine", found, x.dtype, [x], [scale.to(x.dtype), shift.to(x.dtype), result])
+    if found is not None and (place is None or (found[0] == "last" and place[0].stride() == x[0].stride())):
+        result = torch.empty_like(x) if place is None else place
+        factors = [scale.to(x.dtype), shift.to(x.dtype)]
+        name = "rectified" if rectify else "affine"
+        # A place in a wider tensor has gaps between its samples, but none inside.
+        pairs = [(x, result)] if place is None else list(zip(x, place, strict=True))
+        sizes = found[1] if place is None else (found[1][0] // len(pairs), found[1][1])
+        for source, target in pairs:
+            _call(name, (found[0], sizes), x.dtype, [source], [*factors, target])
         return result
-    # A norm with mean zero and variance one, in torch's own single pass; 16 bits would round the shift.
-    kind = wide_enough(x.dtype)
-    one = torch.ones_like(scale, dtype=kind)
-    return torch.nn.functional.batch_norm(x, one * 0, one, scale.to(kind), shift.to(kind), False, 0.0, 0.0)
+    if found is not None:
+        result = affine(x, scale, shift)
+    else:
+        # A norm with mean zero and variance one, in torch's own single pass; 16 bits would round the shift.
+        kind = wide_enough(x.dtype)
+        one = torch.ones_like(scale, dtype=kind)
+        result = torch.nn.functional.batch_norm(
+            x, one * 0, one, scale.to(kind), shift.to(kind), False, 0.0, 0.0
+        )
+    if place is None:
+        return result.relu_() if rectify else result
+    return torch.clamp_min(result, 0, out=place) if rectify else place.copy_(result)
 
 
-def products(gradient: Tensor, x: Tensor, mean: Tensor) -> Tensor:
-    """Return (2, channels): the sums of the gradient, and of its product with the centred x."""
+def gated(gradient: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return the gradient where x * scale + shift is larger than zero, zeros elsewhere."""
+    made: Tensor = torch.ops.aten.threshold_backward(gradient, affine(x, scale, shift), 0)
+    return made
+
+
+def products(gradient: Tensor, x: Tensor, mean: Tensor, gate: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """Return (2, channels): the sums of the gradient, and of its product with the centred x.
+
+    With a `gate` (scale and shift) of the gradient as `gated` by it; only where there is a compiled pass.
+    """
     found = _order(x)
     if found is not None:
         sums = torch.empty((2, x.shape[1]), dtype=torch.float64)
-        _call("products", found, x.dtype, [_alike(gradient, x), x], [mean.to(x.dtype), sums])
+        read = [_alike(gradient, x), x]
+        _call("products", found, x.dtype, read, [mean.to(x.dtype), sums], gate)
         return sums
+    assert gate is None
     if not x.numel():
         return torch.zeros((2, x.shape[1]), dtype=torch.float64, device=x.device)
     # With a variance of one and no epsilon this is what backward of a norm with fixed statistics sums up.
@@ -74,18 +101,35 @@ def products(gradient: Tensor, x: Tensor, mean: Tensor) -> Tensor:
     return torch.stack((first, second)).double()
 
 
-def combine(gradient: Tensor, x: Tensor, scale: Tensor, slope: Tensor, offset: Tensor, own: bool) -> Tensor:
-    """Return gradient * scale - x * slope - offset, in the gradient's place if that is our `own`."""
+def combine(
+    gradient: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    slope: Tensor,
+    offset: Tensor,
+    own: bool,
+    gate: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Return gradient * scale - x * slope - offset, in the gradient's place if that is our `own`.
+
+    A `gate` is as in `products`.
+    """
     factors = [t.to(x.dtype) for t in (scale, slope, offset)]
     found = _order(x)
     if found is not None:
         read = _alike(gradient, x)
         result = read if own or read is not gradient else torch.empty_like(x)
-        _call("combine", found, x.dtype, [read, x], [*factors, result])
+        _call("combine", found, x.dtype, [read, x], [*factors, result], gate)
         return result
+    assert gate is None
     scale, slope, offset = (spread(t, x) for t in factors)
     result = gradient.mul_(scale) if own else gradient * scale
     return result.addcmul_(x, slope, value=-1.0).sub_(offset)
+
+
+def one_pass(x: Tensor) -> bool:
+    """Tell whether there is a compiled pass for a tensor."""
+    return _order(x) is not None
 
 
 def spread(row: Tensor, x: Tensor) -> Tensor:
@@ -147,9 +191,12 @@ def _call(
     dtype: torch.dtype,
     before: list[Tensor],
     after: list[Tensor],
+    gate: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     where, sizes = order
     if where == "last" and name in ("moments", "products"):
         after = [*after, torch.empty(2 * sizes[1], dtype=dtype)]
+    if gate is not None:
+        name, after = f"gated_{name}", [*after, *(t.to(dtype) for t in gate)]
     function = _function(name, (len(before), len(after)), where, dtype)
     function(*(t.data_ptr() for t in before), *sizes, *(t.data_ptr() for t in after))

@@ -95,9 +95,15 @@ class Normalised:
     communicates = True
 
     def __init__(
-        self, op: Normalise, rank: int, wires: Wires, tensors: Mapping[str, Tensor], order: Order = FIRST
+        self,
+        op: Normalise,
+        rank: int,
+        wires: Wires,
+        tensors: Mapping[str, Tensor],
+        order: Order = FIRST,
+        room: Exchange | None = None,
     ) -> None:
-        self.norm, self.order = bind_norm(op, rank, wires, tensors), order
+        self.norm, self.order = bind_norm(op, rank, wires, tensors, room), order
         self.source, self.makes, self.grad = op.reads[0].slot, op.makes.slot, op.reads[0].grad
         self.crop = self.norm.crop
         self.shape = op.reads[0].layout.box(rank).shape

@@ -7,6 +7,7 @@ reduction adds
 
 and all ranks normalise what they hold, halo included. Backward: S1 = sum dy and S2 = sum dy*xhat run over
 all held pixels, since each rank's dy is partial; one reduction; the correction goes to owned pixels only.
+Where the norm rectifies, dy passes only where its result is larger than zero, which is computed anew.
 """
 
 from __future__ import annotations
@@ -19,21 +20,25 @@ from torch import Tensor
 
 from shardwise.program import Normalise
 from shardwise.program.replica_sum import REPLICA_SUM
-from shardwise.runtime.columns import affine, combine, moments, products, spread, wide_enough
+from shardwise.runtime.columns import affine, combine, gated, moments, one_pass, products, spread, wide_enough
+from shardwise.runtime.regrid import Exchange
 from shardwise.runtime.replica_sum import ReplicaSum
 from shardwise.runtime.shared_group_norm import SharedGroupNorm, accumulate
 from shardwise.runtime.wire import Pending, Wire, Wires
 
 
 def bind_norm(
-    op: Normalise, rank: int, wires: Wires, tensors: Mapping[str, Tensor]
+    op: Normalise, rank: int, wires: Wires, tensors: Mapping[str, Tensor], room: Exchange | None = None
 ) -> SharedBatchNorm | SharedGroupNorm | ReplicaSum:
-    """Return one rank's part of a normalisation whose statistics several ranks share."""
+    """Return one rank's part of a normalisation whose statistics several ranks share.
+
+    One that lands makes its result in the `room` of the exchange that reads it.
+    """
     if op.layer.op == REPLICA_SUM:
         return ReplicaSum(op, wires.replicas)
     if op.layer.op == "batch_norm":
         wire = wires.group_and_replicas if op.over == "group" else wires.replicas
-        return SharedBatchNorm(op, rank, wire, tensors)
+        return SharedBatchNorm(op, rank, wire, tensors, room)
     return SharedGroupNorm(op, rank, wires, tensors)
 
 
@@ -45,6 +50,7 @@ class Saved:
     mean: Tensor
     rstd: Tensor
     scale: Tensor
+    shift: Tensor
 
 
 @dataclass
@@ -56,17 +62,26 @@ class UnderWay:
     sums: Tensor
     pending: Pending
     own: bool
+    gate: tuple[Tensor, Tensor] | None
 
 
 class SharedBatchNorm:
     """One rank's part of a synchronised batch norm."""
 
-    def __init__(self, op: Normalise, rank: int, wire: Wire, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        op: Normalise,
+        rank: int,
+        wire: Wire,
+        tensors: Mapping[str, Tensor],
+        room: Exchange | None = None,
+    ) -> None:
         layer = op.layer
         held, want = op.reads[0].layout.box(rank), op.wants[0].box(rank)
         self.crop = None if want == held else want.slices(held)
         self.wire, self.layer, self.what = wire, layer, f"sums of {layer.name} (backward)"
         self.eps, self.momentum = layer.attributes["eps"], layer.attributes["momentum"]
+        self.rectifies, self.room = op.rectifies, room
         owned = op.owned.box(rank).intersect(want)
         self.owned = None if owned == want else owned.slices(want)
         self.count = op.samples * math.prod(layer.shape[2:])
@@ -84,7 +99,8 @@ class SharedBatchNorm:
         rstd = (var + self.eps).rsqrt()
         scale = rstd if self.weight is None else rstd * self.weight.detach()
         shift = mean * -scale if self.bias is None else self.bias.detach() - mean * scale
-        return affine(x, scale, shift), Saved(x, mean, rstd, scale)
+        place = None if self.room is None else self.room.reserve()
+        return affine(x, scale, shift, self.rectifies, place), Saved(x, mean, rstd, scale, shift)
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         sums = moments(x)
@@ -112,14 +128,17 @@ class SharedBatchNorm:
 
         A gradient that is our `own` is overwritten.
         """
-        sums = products(dy, saved.x, saved.mean.to(wide_enough(saved.x.dtype)))
+        gate = (saved.scale, saved.shift) if self.rectifies else None
+        if gate is not None and not (self.owned is None and one_pass(saved.x)):
+            dy, gate, own = gated(dy, saved.x, *gate), None, True
+        sums = products(dy, saved.x, saved.mean.to(wide_enough(saved.x.dtype)), gate)
         sums[1] *= saved.rstd
         if self.weight is not None and self.weight.requires_grad:
             accumulate(self.weight, sums[1].to(self.weight.dtype))
         if self.bias is not None and self.bias.requires_grad:
             accumulate(self.bias, sums[0].to(self.bias.dtype))
         pending = self.wire.start_all_reduce(sums, self.what, in_turn=True)
-        return UnderWay(saved, dy, sums, pending, own)
+        return UnderWay(saved, dy, sums, pending, own, gate)
 
     def end(self, under_way: UnderWay) -> Tensor:
         """Return the gradient of the input, if possible in the memory of the gradient that was given."""
@@ -129,7 +148,7 @@ class SharedBatchNorm:
         slope = saved.scale * saved.rstd * sums[1]
         offset = saved.scale * sums[0] - slope * saved.mean
         if self.owned is None:
-            return combine(dy, saved.x, saved.scale, slope, offset, under_way.own)
+            return combine(dy, saved.x, saved.scale, slope, offset, under_way.own, under_way.gate)
         scale, slope, offset = (spread(t.to(dy.dtype), dy) for t in (saved.scale, slope, offset))
         dx = dy.mul_(scale) if under_way.own else dy * scale
         dx[self.owned].addcmul_(saved.x[self.owned], slope, value=-1.0).sub_(offset)

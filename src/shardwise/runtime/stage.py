@@ -86,7 +86,7 @@ class BoundStage:
                     group, rank, tensors, outside[i], self.moved, self.surroundings, waits[i], rooms, changed
                 )
             else:
-                step = Normalised(group, rank, wires, tensors, order)
+                step = Normalised(group, rank, wires, tensors, order, rooms.get(group.makes.slot))
             self.steps.append(step)
             self.frees.append(sorted(reads[i] - outside[i]))
         self.buffer_bytes = self.scratch.nbytes

@@ -23,6 +23,7 @@ from shardwise.oracle.search.parts import LayerClass, Value, inner, layer_class
 from shardwise.plan import Split
 from shardwise.program.assign import Home, entry_cuts, fitted, home_of
 from shardwise.program.losses import expand_losses
+from shardwise.program.rectified import rectified_layers
 from shardwise.program.results import whole_results
 
 Ints = NDArray[np.intp]
@@ -57,8 +58,16 @@ class Sorter:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.layers: list[Layer] = expand_losses(whole_results(graph.layers))
+        # Rectifications that norms do themselves where they share statistics, and these norms.
+        self.done = rectified_layers(graph)
+        self.rectify = {graph[name].operands[0].source for name in self.done}
         numbers: dict[tuple[object, ...], int] = {}
-        self.kinds = [numbers.setdefault(_signature(layer), len(numbers)) for layer in self.layers]
+        self.kinds = [
+            numbers.setdefault(
+                (*_signature(layer), layer.name in self.done, layer.name in self.rectify), len(numbers)
+            )
+            for layer in self.layers
+        ]
         places = {layer.name: i for i, layer in enumerate(self.layers)}
         self.sources = [
             [places[o.source] for o in layer.operands if o.origin is Source.VALUE] for layer in self.layers
@@ -296,9 +305,10 @@ class _Sorting:
             Value(sorter.layers[s], homes[self.ids[s]], boxes[self.outs[s]], new, keep, sorter.grads[s])
             for s, new, keep in zip(sorter.sources[i], brought, kept, strict=True)
         ]
+        layer = sorter.layers[i]
         return layer_class(
             sorter.kinds[i],
-            sorter.layers[i],
+            layer,
             homes[self.ids[i]],
             boxes[self.outs[i]],
             values,
@@ -306,6 +316,8 @@ class _Sorting:
             grad=sorter.grads[i],
             width=self.split.width,
             frozen=sorter.graph.frozen,
+            done=layer.name in sorter.done,
+            rectifies=layer.name in sorter.rectify,
         )
 
 

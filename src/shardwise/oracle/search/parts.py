@@ -28,7 +28,8 @@ class LayerClass:
 
     Layers of one `kind` compute the same when whole. `saved` are bytes kept for backward and `made` bytes of
     the output, for the whole mini-batch; `weights` and `trained` do not depend on the samples. `channels`
-    are those of shared statistics.
+    are those of shared statistics. What is `done` may be another layer's work: a batch norm that shares its
+    statistics rectifies what it makes.
     """
 
     kind: int
@@ -41,6 +42,7 @@ class LayerClass:
     trained: float
     grad: bool
     input_grad: bool
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ def layer_class(
     grad: bool,
     width: int,
     frozen: frozenset[str],
+    done: bool = False,
+    rectifies: bool = False,
 ) -> LayerClass:
     """Return what a layer with this home costs an inner rank.
 
@@ -82,6 +86,8 @@ def layer_class(
         grad: whether its output needs a gradient.
         width: ranks of the group.
         frozen: parameters that are not trained.
+        done: whether a norm in front of it does its work where that shares statistics.
+        rectifies: whether it is such a norm.
     """
     itemsize = layer.outputs[0].itemsize
     out = Box.whole(layer.outputs[0].shape) if home.sums else made_box
@@ -123,9 +129,10 @@ def layer_class(
         moves.append(Move(whole * (width - 1) / width if cut else whole, width - 1, not cut))
     norm = layer.op == "batch_norm" and layer.attributes.get("batch_statistics", False)
     boxes = tuple(held)
+    shared = norm and any(d != 1 for d in home.cuts.dims)
     return LayerClass(
         kind,
-        Task(layer, boxes, boxes, out, norm and any(d != 1 for d in home.cuts.dims)),
+        Task(layer, boxes, boxes, out, shared, rectifies=shared and rectifies),
         tuple(moves),
         out.shape[1] if norm else 0,
         saved if grad else 0.0,
@@ -134,6 +141,7 @@ def layer_class(
         trained,
         grad,
         any(value.grad for value in values),
+        done,
     )
 
 

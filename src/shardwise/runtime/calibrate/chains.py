@@ -149,7 +149,7 @@ def chains_of(
 def _behind(ops: Sequence[Op], last: int) -> int:
     """Return where a chain ends: what is made inside the result of a regrid is measured with that."""
     end = ops[last]
-    if isinstance(end, Compute) and end.landing:
+    if not isinstance(end, Regrid) and end.landing:
         slots = [op.source.slot if isinstance(op, Regrid) else "" for op in ops]
         last = slots.index(end.makes.slot)
     return last + 1

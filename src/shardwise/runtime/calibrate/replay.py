@@ -99,7 +99,7 @@ class Replay:
         rank = self.rank
         key = key_of(Task.of(op, rank))
         if isinstance(op, Normalise):
-            norm = bind_norm(op, rank, wires, self.tensors)
+            norm = bind_norm(op, rank, wires, self.tensors, self.rooms.get(op.makes.slot))
             return _Item(op, key, norm.forward, norm.backward, key)
         if op.makes.slot in self.rooms:
             return _Item(op, key, bind_landing(op, rank, self.rooms[op.makes.slot].reserve), None, key)

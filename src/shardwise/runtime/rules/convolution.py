@@ -14,6 +14,7 @@ from shardwise.geometry.access import reach
 from shardwise.program import Compute
 from shardwise.runtime.hollow import hollow
 from shardwise.runtime.rules.local import flat_pads
+from shardwise.runtime.rules.pointwise import is_table, pointwise
 from shardwise.runtime.rules.registry import Run, rule
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -68,20 +69,22 @@ def bind_conv(op: Compute, rank: int) -> Run:
     single = all(n == 1 for n in op.layer.operands[1].spec.shape[2:]) and all(p == (0, 0) for p in pads)
     # What a kernel of one pixel steps over is not read; on the host backward is a third shorter without it.
     steps = (..., *(slice(None, None, s) for s in stride)) if single and max(stride) > 1 else None
-    dense = (1,) * nd
 
     def run(tensors: Sequence[Any]) -> Tensor:
         x, weight = tensors[0] if slices is None else tensors[0][slices], tensors[1]
         bias = tensors[2] if biased else None
         if explicit is not None:
             x = F.pad(x, explicit)
+        pace = stride
         if steps is not None and x.is_cpu:
-            return convolve(_Stepped.apply(x, steps), weight, bias, dense, padding, dilation, groups)  # type: ignore[no-untyped-call]
+            x, pace = _Stepped.apply(x, steps), (1,) * nd  # type: ignore[no-untyped-call]
+        if single and groups == max(pace) == 1 and is_table(x):
+            return pointwise(x, weight, bias)
         if nd == 2 and x.stride(1) == 1 and not weight.is_contiguous(memory_format=torch.channels_last):
-            settings = [list(stride), list(padding), list(dilation), False, [0] * nd, groups]
+            settings = [list(pace), list(padding), list(dilation), False, [0] * nd, groups]
             made: Tensor = _Turned.apply(x, weight, bias, settings)  # type: ignore[no-untyped-call]
             return made
-        return convolve(x, weight, bias, stride, padding, dilation, groups)
+        return convolve(x, weight, bias, pace, padding, dilation, groups)
 
     return run
 
