@@ -84,7 +84,7 @@ VARIANTS = {
 
 
 def main() -> None:
-    case, repeats, count, target = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    case, (repeats, count, brief), target = sys.argv[1], map(int, sys.argv[2:5]), sys.argv[5]
     variants = dict(list(VARIANTS.items())[: count or None])
     sw.init()
     torch.set_num_threads(1)
@@ -104,9 +104,10 @@ def main() -> None:
     alone = plain(model, x, y)
     steps["one"], steps["two"] = on_first_rank(alone, 1), on_first_rank(alone, 2)
     # What one process could do too, if its user asked torch for it.
-    last = torch.channels_last
-    turned = plain(make(case)[0].to(memory_format=last), x.contiguous(memory_format=last), y)
-    steps["one last"], steps["two last"] = on_first_rank(turned, 1), on_first_rank(turned, 2)
+    if not brief:
+        last = torch.channels_last
+        turned = plain(make(case)[0].to(memory_format=last), x.contiguous(memory_format=last), y)
+        steps["one last"], steps["two last"] = on_first_rank(turned, 1), on_first_rank(turned, 2)
     # Two images of 1024 x 1024 leave no room for what all kinds of steps keep between their turns.
     tidy = bool(count) and x.numel() > x.shape[1] * 1024**2
     write(target, {**in_turns(steps, repeats, tidy=tidy), "variants": list(variants)})

@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--transports", nargs="*", default=("mpi4py", "gloo"))
     parser.add_argument("--default", action="store_true", help="the default plan only, with less memory")
+    parser.add_argument("--brief", action="store_true", help="without one process with channels last")
     parser.add_argument("--missing", action="store_true", help="skip what result.json has already")
     parser.add_argument("--rows", type=Path, default=HERE / "result.json")
     options = parser.parse_args()
@@ -45,7 +46,8 @@ def main() -> None:
             if options.missing and key in rows:
                 continue
             count = 1 if options.default else 0
-            rows[key] = launch(HERE / "measure.py", 2, transport, case, options.repeats, count)
+            settings = (case, options.repeats, count, int(options.brief))
+            rows[key] = launch(HERE / "measure.py", 2, transport, *settings)
             rows[key]["repeats"] = options.repeats
             options.rows.write_text(json.dumps(rows, indent=1) + "\n")
             print(*_lines(key, rows[key]), sep="\n", flush=True)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from shardwise.runtime import weights_later
 from shardwise.runtime.rules import pointwise as module
 from shardwise.runtime.rules.pointwise import is_table, pointwise
 from shardwise.runtime.weights_later import Note, WeightsLater
@@ -92,6 +93,27 @@ def test_weights_that_are_put_off_are_left_to_who_puts_them_off() -> None:
     notes: list[Note] = []
     with WeightsLater(notes):
         assert not is_table(image((2, 4, 6, 6), torch.float32, 0))
+
+
+@pytest.mark.parametrize("pixels", [64, 2])
+def test_weights_that_are_put_off_are_products_too(pixels: int) -> None:
+    x = image((2, 8, pixels, pixels), torch.float64, 0).requires_grad_()
+    weight, bias = (torch.randn(s, dtype=torch.float64).requires_grad_() for s in ((5, 8, 1, 1), (5,)))
+    notes: list[Note] = []
+    with (
+        WeightsLater(notes),
+        mock.patch.object(weights_later, "gradients", wraps=weights_later.gradients) as used,
+    ):
+        made = F.conv2d(x, weight, bias, (1, 1), (0, 0), (1, 1), 1)
+        gradient = torch.randn_like(made)
+        made.backward(gradient)
+        assert weight.grad is None
+        for note in notes:
+            note()
+    assert used.call_count == 2
+    expected = results(F.conv2d, [x.detach(), weight.detach(), bias.detach()], gradient)
+    for found, want in zip((made, x.grad, weight.grad, bias.grad), expected, strict=True):
+        assert torch.allclose(found, want, rtol=1e-11, atol=1e-11)
 
 
 def test_gradients_that_nobody_wants_are_not_made() -> None:

@@ -39,13 +39,16 @@ class Footprint:
     trained: Mapping[str, int] = field(default_factory=dict)
 
 
-def footprint(program: StageProgram, rank: int, kernels: KernelTimes | None = None) -> Footprint:
+def footprint(
+    program: StageProgram, rank: int, kernels: KernelTimes | None = None, host: bool = True
+) -> Footprint:
     """Return what one micro-batch of a stage needs on one rank of its group.
 
-    `kernels` know what room computations take beyond their results.
+    `kernels` know what room computations take beyond their results; passes over tensors are compiled on a
+    `host` only.
     """
     weights, trained, stored = _stored(program, rank)
-    walk = _Walk(program, rank, kernels)
+    walk = _Walk(program, rank, kernels, host)
     walk.forward()
     ahead = walk.activations_at_peak
     peaks = []
@@ -126,8 +129,10 @@ def _stored(program: StageProgram, rank: int) -> tuple[int, dict[str, int], int]
 class _Walk:
     """Go through a stage forwards and backwards and note the fullest moment."""
 
-    def __init__(self, program: StageProgram, rank: int, kernels: KernelTimes | None = None) -> None:
-        self.program, self.rank = program, rank
+    def __init__(
+        self, program: StageProgram, rank: int, kernels: KernelTimes | None = None, host: bool = True
+    ) -> None:
+        self.program, self.rank, self.host = program, rank, host
         self.room = [_room(op, rank, kernels) for op in program.ops]
         self.kept = self.activations_at_peak = self.gradients_at_peak = 0
         self.added: list[int] = []
@@ -154,7 +159,7 @@ class _Walk:
             else:
                 alive[op.makes.slot] = 0 if view else _bytes(landing.get(op.makes.slot, op.makes), rank)
                 moment += alive[op.makes.slot]
-            amount, taken = _saves(op, rank, saved)
+            amount, taken = _saves(op, rank, saved, self.host)
             if isinstance(op, Regrid) and op.source.slot in saved and op.widens(rank):
                 # The widened tensor holds all that the tile held: what was saved of that moves there.
                 amount, taken = _bytes(op.makes, rank) - _bytes(op.source, rank), [op.makes.slot]
@@ -227,12 +232,15 @@ def _bytes(held: Held, rank: int) -> int:
     return held.stored(rank).size * held.spec.itemsize
 
 
-def _saves(op: Op, rank: int, saved: set[str]) -> tuple[int, list[str]]:
+def _saves(op: Op, rank: int, saved: set[str], host: bool) -> tuple[int, list[str]]:
     """Return the bytes that an operation newly keeps for backward, and the slots among them."""
     if isinstance(op, Regrid) or not op.makes.grad:
         return 0, []
     values = (*_values(op), op.makes)
-    names = {op.reads[0].value} if isinstance(op, Normalise) else set(op.layer.saves)
+    names = set(op.layer.saves)
+    if isinstance(op, Normalise):
+        # A norm that rectifies looks at its result again where passes are not compiled.
+        names = {op.reads[0].value} if host or not op.rectifies else {op.reads[0].value, op.makes.value}
     fresh = {h.slot: _bytes(h, rank) for h in values if h.value in names and h.slot not in saved}
     saved.update(fresh)
     amount = sum(fresh.values())

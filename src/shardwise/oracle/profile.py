@@ -301,7 +301,8 @@ def cache_path(device: str, threads: int) -> Path:
 
 
 def _op(task: Task) -> str:
-    return f"shared {task.layer.op}" if task.shared else task.layer.op
+    words = "rectifying shared " if task.rectifies else "shared " if task.shared else ""
+    return f"{words}{task.layer.op}"
 
 
 def _between(points: list[tuple[float, float]], cost: float) -> float:

@@ -276,7 +276,8 @@ class Walk:
             program = self.stage_of(role.stage, 0, m)
             key = (id(program), role.member)
             if key not in self.sizes:
-                self.sizes[key] = footprint(program, role.member, self.kernels)
+                host = self.machine.device.host
+                self.sizes[key] = footprint(program, role.member, self.kernels, host)
             result[role.stage] = self.sizes[key]
         return result
 

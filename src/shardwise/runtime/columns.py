@@ -20,6 +20,7 @@ from torch import Tensor
 
 SETTING = "SHARDWISE_NATIVE"
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
+_NEWEST = "gated_combine_last_float64"
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -74,16 +75,11 @@ def affine(
     return torch.clamp_min(result, 0, out=place) if rectify else place.copy_(result)
 
 
-def gated(gradient: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Return the gradient where x * scale + shift is larger than zero, zeros elsewhere."""
-    made: Tensor = torch.ops.aten.threshold_backward(gradient, affine(x, scale, shift), 0)
-    return made
-
-
 def products(gradient: Tensor, x: Tensor, mean: Tensor, gate: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Return (2, channels): the sums of the gradient, and of its product with the centred x.
 
-    With a `gate` (scale and shift) of the gradient as `gated` by it; only where there is a compiled pass.
+    With a `gate` (scale and shift) only where x * scale + shift is larger than zero; this is for tensors that
+    have a compiled pass.
     """
     found = _order(x)
     if found is not None:
@@ -150,7 +146,9 @@ def native() -> bool:
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL | None:
     found = importlib.util.find_spec("shardwise.runtime._columns")
-    return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
+    library = None if found is None or found.origin is None else ctypes.CDLL(found.origin)
+    # One that was compiled before this file was changed does not have them all.
+    return library if library is not None and getattr(library, _NEWEST, None) is not None else None
 
 
 @lru_cache(maxsize=64)

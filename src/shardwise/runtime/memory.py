@@ -7,6 +7,7 @@ does not depend on what other libraries or the operating system do.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Callable
@@ -79,6 +80,8 @@ class PeakWatch:
 
 def measure_peak(work: Callable[[], Any], device: torch.device | None = None) -> Peak:
     """Run `work` once, untimed, and return the peak of the memory that its tensors held."""
+    # What was garbage before must not be given back meanwhile: it would hide as much of what is taken.
+    gc.collect()
     watch = PeakWatch(device)
     watch.start()
     work()

@@ -7,7 +7,8 @@ reduction adds
 
 and all ranks normalise what they hold, halo included. Backward: S1 = sum dy and S2 = sum dy*xhat run over
 all held pixels, since each rank's dy is partial; one reduction; the correction goes to owned pixels only.
-Where the norm rectifies, dy passes only where its result is larger than zero, which is computed anew.
+Where the norm rectifies, dy passes only where its result is larger than zero: compiled passes compute that
+anew, torch's operators look at the result.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from shardwise.program import Normalise
 from shardwise.program.replica_sum import REPLICA_SUM
-from shardwise.runtime.columns import affine, combine, gated, moments, one_pass, products, spread, wide_enough
+from shardwise.runtime.columns import affine, combine, moments, one_pass, products, spread, wide_enough
 from shardwise.runtime.regrid import Exchange
 from shardwise.runtime.replica_sum import ReplicaSum
 from shardwise.runtime.shared_group_norm import SharedGroupNorm, accumulate
@@ -51,6 +53,7 @@ class Saved:
     rstd: Tensor
     scale: Tensor
     shift: Tensor
+    rectified: Tensor | None
 
 
 @dataclass
@@ -100,7 +103,9 @@ class SharedBatchNorm:
         scale = rstd if self.weight is None else rstd * self.weight.detach()
         shift = mean * -scale if self.bias is None else self.bias.detach() - mean * scale
         place = None if self.room is None else self.room.reserve()
-        return affine(x, scale, shift, self.rectifies, place), Saved(x, mean, rstd, scale, shift)
+        y = affine(x, scale, shift, self.rectifies, place)
+        looked_at = self.rectifies and not (self.owned is None and one_pass(x))
+        return y, Saved(x, mean, rstd, scale, shift, y if looked_at else None)
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         sums = moments(x)
@@ -129,8 +134,8 @@ class SharedBatchNorm:
         A gradient that is our `own` is overwritten.
         """
         gate = (saved.scale, saved.shift) if self.rectifies else None
-        if gate is not None and not (self.owned is None and one_pass(saved.x)):
-            dy, gate, own = gated(dy, saved.x, *gate), None, True
+        if saved.rectified is not None:
+            dy, gate, own = torch.ops.aten.threshold_backward(dy, saved.rectified, 0), None, True
         sums = products(dy, saved.x, saved.mean.to(wide_enough(saved.x.dtype)), gate)
         sums[1] *= saved.rstd
         if self.weight is not None and self.weight.requires_grad:

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from shardwise.runtime.rules.pointwise import gradients, is_single, is_table, product
+
 
 @dataclass(frozen=True)
 class Note:
@@ -89,8 +91,11 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(x)
         # Parameters may change only after the backward pass, so they need no saving.
         ctx.weight, ctx.bias, ctx.settings, ctx.notes = weight, bias, settings, notes
+        ctx.single = is_single(weight, (stride, padding), groups) and is_table(x)
         if made[0] is not None:
             return made[0]
+        if ctx.single:
+            return product(x, weight, bias)
         none = [0] * len(stride)
         out: Tensor = torch.ops.aten.convolution(
             x, weight, bias, stride, padding, dilation, False, none, groups
@@ -103,8 +108,11 @@ class _Convolution(torch.autograd.Function):
         weight, bias, settings = ctx.weight, ctx.bias, ctx.settings
         stride, padding, dilation, groups = settings
         none = [0] * len(stride)
+        single = ctx.single
 
         def part(mask: list[bool]) -> Any:
+            if single:
+                return gradients(grad, x, weight, mask)
             sizes = None if bias is None else list(bias.shape)
             return torch.ops.aten.convolution_backward(
                 grad, x, weight, sizes, stride, padding, dilation, False, none, groups, mask

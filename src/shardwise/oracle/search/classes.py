@@ -73,7 +73,10 @@ class Sorter:
             [places[o.source] for o in layer.operands if o.origin is Source.VALUE] for layer in self.layers
         ]
         self.saves = [
-            (*[self.layers[s].name in layer.saves for s in found], layer.name in layer.saves)
+            (
+                *[self.layers[s].name in layer.saves for s in found],
+                layer.name in layer.saves and layer.name not in self.done,
+            )
             for layer, found in zip(self.layers, self.sources, strict=True)
         ]
         self.grads = self._grads()

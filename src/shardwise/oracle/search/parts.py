@@ -28,8 +28,9 @@ class LayerClass:
 
     Layers of one `kind` compute the same when whole. `saved` are bytes kept for backward and `made` bytes of
     the output, for the whole mini-batch; `weights` and `trained` do not depend on the samples. `channels`
-    are those of shared statistics. What is `done` may be another layer's work: a batch norm that shares its
-    statistics rectifies what it makes.
+    are those of shared statistics. What is `done` may be another layer's work, a batch norm's that shares its
+    statistics and rectifies what it makes: such layers take no time and keep nothing here, so that bounds
+    hold for replicas too, of which classes do not know.
     """
 
     kind: int

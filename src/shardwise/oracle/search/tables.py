@@ -254,10 +254,7 @@ class Tables:
         return self._sums[key]
 
     def compute(self, c: LayerClass, samples: int) -> tuple[float, float, float]:
-        """Return seconds forward, backward for values and backward for weights of one micro-batch.
-
-        A rectification that a norm may do itself counts for nothing: this must not be too much.
-        """
+        """Return seconds forward, backward for values and backward for weights of one micro-batch."""
         if c.done:
             return 0.0, 0.0, 0.0
         task = _resized(c.task, samples, self.batch)

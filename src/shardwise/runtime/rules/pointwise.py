@@ -7,6 +7,7 @@ is much larger than the kernel; for the others bringing the kernel into its bloc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,12 @@ def is_table(x: Tensor) -> bool:
     return x.is_contiguous(memory_format=torch.channels_last) and not has_torch_function((x,))
 
 
+def is_single(weight: Tensor, settings: Sequence[Sequence[int]], groups: int) -> bool:
+    """Tell whether a kernel of one pixel meets every pixel once, by its stride and padding."""
+    stride, padding = settings
+    return weight.shape[2:] == (1, 1) and tuple(stride) == (1, 1) and not any(padding) and groups == 1
+
+
 def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Convolve such an image with a kernel of one pixel."""
     made: Tensor = _Pointwise.apply(x, weight, bias)  # type: ignore[no-untyped-call]
@@ -36,26 +43,33 @@ class _Pointwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
+        return product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight = ctx.saved_tensors
-        gradient = grads[0].contiguous(memory_format=torch.channels_last)
-        for_x, for_weight, for_bias = ctx.needs_input_grad
-        return (
-            _product(gradient, weight.transpose(0, 1), None) if for_x else None,
-            (_rows(gradient).t() @ _rows(x)).view(weight.shape) if for_weight else None,
-            _rows(gradient).sum(0) if for_bias else None,
-        )
+        return gradients(grads[0], x, weight, ctx.needs_input_grad)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def gradients(
+    gradient: Tensor, x: Tensor, weight: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of the image, the kernel and the bias, as far as they are wanted."""
+    gradient = gradient.contiguous(memory_format=torch.channels_last)
+    for_x, for_weight, for_bias = wanted
+    return (
+        product(gradient, weight.transpose(0, 1), None) if for_x else None,
+        (_rows(gradient).t() @ _rows(x)).view(weight.shape) if for_weight else None,
+        _rows(gradient).sum(0) if for_bias else None,
+    )
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return the image whose channels are sums of the channels of another one."""
     made, read = weight.shape[:2]
     n, _, height, width = x.shape
     large = _LARGER * made * read <= n * height * width * (made + read)
-    if large and x.dtype is torch.float32 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if large and x.dtype is torch.float32 and _has_library():
         # Kernels of one pixel lie alike in both orders; this says so.
         kernel = weight.contiguous(memory_format=torch.channels_last)
         return torch.mkldnn_convolution(x, kernel, bias, (0, 0), (1, 1), (1, 1), 1)
@@ -67,6 +81,11 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     else:
         torch.addmm(bias, _rows(x), matrix, out=_rows(result))
     return result
+
+
+def _has_library() -> bool:
+    library = torch.backends.mkldnn
+    return bool(library.enabled and library.is_available())  # type: ignore[no-untyped-call]
 
 
 def _rows(x: Tensor) -> Tensor:
