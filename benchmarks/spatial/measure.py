@@ -108,6 +108,8 @@ def main() -> None:
         last = torch.channels_last
         turned = plain(make(case)[0].to(memory_format=last), x.contiguous(memory_format=last), y)
         steps["one last"], steps["two last"] = on_first_rank(turned, 1), on_first_rank(turned, 2)
+        half_turned = top.contiguous(memory_format=last)
+        steps["bound last"] = plain(make(case)[0].to(memory_format=last), half_turned, part)
     # Two images of 1024 x 1024 leave no room for what all kinds of steps keep between their turns.
     tidy = bool(count) and x.numel() > x.shape[1] * 1024**2
     write(target, {**in_turns(steps, repeats, tidy=tidy), "variants": list(variants)})
