@@ -45,8 +45,9 @@ class Fn(nn.Module):
         return self.after(self.fn(self.before(x)))
 
 
-def conv(**settings: object) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(4, 6, **settings), nn.ReLU(), nn.Conv2d(6, 4, 1))
+def conv(nd: int = 2, **settings: object) -> nn.Module:
+    kind = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[nd]
+    return nn.Sequential(kind(4, 6, **settings), nn.ReLU(), kind(6, 4, 1))
 
 
 def after(layer: nn.Module, channels: int = 4, nd: int = 2) -> nn.Module:
@@ -225,6 +226,19 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         VOLUME,
     ),
+    "conv 3-D dilated groups": (
+        lambda: conv(nd=3, kernel_size=(3, 2, 3), dilation=(1, 2, 2), stride=(1, 2, 1), padding=1, groups=2),
+        VOLUME,
+    ),
+    "conv 3-D reflect": (
+        lambda: conv(nd=3, kernel_size=3, padding=(1, 2, 1), padding_mode="reflect"),
+        VOLUME,
+    ),
+    "conv 3-D circular": (lambda: conv(nd=3, kernel_size=3, padding=1, padding_mode="circular"), VOLUME),
+    "transposed 3-D groups": (
+        lambda: after(nn.ConvTranspose3d(4, 4, 3, (2, 1, 2), 1, (1, 0, 0), groups=2), nd=3),
+        VOLUME,
+    ),
     "trilinear": (lambda: Fn(lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), nd=3), VOLUME),
     "pools 3-D": (
         lambda: after(
@@ -232,6 +246,15 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         VOLUME,
     ),
+}
+
+
+LAYERS |= {
+    "conv 1-D dilated groups": (
+        lambda: conv(nd=1, kernel_size=4, dilation=2, stride=3, padding=3, groups=2),
+        LINE,
+    ),
+    "conv 1-D circular": (lambda: conv(nd=1, kernel_size=5, padding=2, padding_mode="circular"), LINE),
 }
 
 

@@ -75,6 +75,34 @@ WHOLE = ("layer norm over pixels", "softmax over pixels", "global max", "flip", 
 TILED = [n for n, (_, s) in LAYERS.items() if s == IMAGE and n not in WHOLE and "classifier" not in n]
 
 
+def tiled(op: Compute | Normalise) -> bool:
+    """Tell whether ranks make parts of a layer's pixels."""
+    return Box.whole(op.layer.shape) not in op.makes.layout.boxes
+
+
+@pytest.mark.parametrize("name", ["layer norm over pixels", "softmax over pixels", "flip"])
+def test_layers_behind_one_that_is_whole_are_tiled_again(name: str) -> None:
+    shape = (1, *IMAGE[1:])
+    torch.manual_seed(1)
+    compare(LAYERS[name][0](), shape, ("spatial=2x2", "spatial=2x1 halo=fused"))
+    works = [
+        op for op in subject(LAYERS[name][0](), shape).lower("spatial=2x2").ops if isinstance(op, Compute)
+    ]
+    assert [tiled(op) for op in works] == [True, False, True]
+
+
+# A single column is cut in two, one of them empty, before it is expanded; coverage does not count it as cut.
+@pytest.mark.parametrize("name", [n for n, (_, s) in LAYERS.items() if s == IMAGE and n != "expand columns"])
+def test_coverage_says_what_lowering_does(name: str) -> None:
+    it = subject(LAYERS[name][0](), (1, *IMAGE[1:]))
+    said = {layer.name: "tile" in layer.splits for layer in it.graph.coverage().layers}
+    works = [op for op in it.lower("spatial=2x2").ops if isinstance(op, Compute | Normalise)]
+    # Values of single pixels can be cut nowhere; loss terms and copies have names of their own.
+    works = [op for op in works if op.layer.name in said and min(op.layer.shape[2:], default=1) > 1]
+    wrong = {op.layer.name: said[op.layer.name] for op in works if said[op.layer.name] != tiled(op)}
+    assert not wrong
+
+
 @pytest.mark.parametrize("name", TILED)
 def test_layers_are_really_tiled(name: str) -> None:
     it = subject(LAYERS[name][0](), IMAGE)

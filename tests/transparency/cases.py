@@ -2,8 +2,10 @@
 
 model      every zoo model, small and narrow, and twenty random networks
 split      tile grids, filter, channel, pairs of them, and batch
-halo       exchanged before each layer, or fused over chains (tiles only)
-size       even, or odd so that no tile is like another; odd ones are tiled down to the last layer that can be
+halo       exchanged before each layer, or fused over chains (tiles only); over three layers whatever that
+           costs where sizes are odd
+size       even, or odd so that no tile is like another; odd ones are tiled down to the last layer that can
+           be, and their images lie in memory with channels last
 transport  Gloo and MPI
 """
 
@@ -49,16 +51,19 @@ class Point:
     @property
     def case(self) -> Case:
         """Return the comparison that this point stands for."""
-        plan = self.split if self.halo == "layer" else f"{self.split} halo={self.halo}"
+        halo = "3" if self.halo == "fused" and self.size else self.halo
+        plan = self.split if halo == "layer" else f"{self.split} halo={halo}"
+        order = "last" if self.size else "auto"
         if self.size and self.split.startswith("spatial"):
             # Tile to the end, down to tiles of one pixel or none, where the rule of `auto` would stop.
             plan += " tail=batch"
         if self.model.startswith("random"):
             seed = int(self.model.removeprefix("random"))
             size = RANDOM_SIZES[random_dims(seed)][self.size]
-            return Case("random", (3, 3, *size), plan, "mse", (("seed", seed), ("size", size)))
+            settings = (("seed", seed), ("size", size))
+            return Case("random", (3, 3, *size), plan, "mse", settings, order=order)
         _, sizes, loss = ZOO[self.model]
-        return Case(self.model, sizes[self.size], plan, loss)
+        return Case(self.model, sizes[self.size], plan, loss, order=order)
 
     @property
     def id(self) -> str:
@@ -69,6 +74,12 @@ class Point:
 
 # Eight ranks on two cores take their time: the default suite meets them once.
 EIGHT = Point("unet3d", "spatial=2x2x2", "fused", 1, "mpi4py")
+# Of the deep ones it meets bottlenecks, and images that shrink little.
+SOME_DEEP = (
+    Point("resnet50", "spatial=2x2", "fused", 1, "mpi4py"),
+    Point("resnet50", "channel=2", "layer", 0, "gloo"),
+    Point("resnet20", "spatial=3x1", "layer", 1, "gloo"),
+)
 
 
 def dims(model: str) -> int:
@@ -142,5 +153,6 @@ def subset() -> list[Point]:
             else point
             for point in chosen
         ),
+        *SOME_DEEP,
         EIGHT,
     ]

@@ -38,6 +38,7 @@ class Case:
         settings: keyword arguments of the factory.
         steps: of SGD with momentum.
         seed: of weights and data.
+        order: of images in memory.
     """
 
     model: str
@@ -47,6 +48,7 @@ class Case:
     settings: tuple[tuple[str, Any], ...] = ()
     steps: int = STEPS
     seed: int = 0
+    order: str = "auto"
 
     @property
     def ranks(self) -> int:
@@ -56,7 +58,8 @@ class Case:
     def alone(self) -> Case:
         """Return what one device has to do with it: only micro-batches and replicas matter there."""
         plan = Plan.parse(self.plan)
-        return self if plan.data * micro_batches_of(plan) > 1 else replace(self, plan="data=1")
+        line = self.plan if plan.data * micro_batches_of(plan) > 1 else "data=1"
+        return replace(self, plan=line, order="auto")
 
     @property
     def name(self) -> str:
@@ -150,7 +153,15 @@ def split(case: Case) -> Outcome:
     x, y = batches[0]
     # A rank that meets the same model under another plan knows its graph.
     with mock.patch.object(training, "network_of", return_value=_graph(case.alone)):
-        trainer = training.Trainer(model, (x, y), case.plan, loss=loss, optimizer=sgd, input_gradients=True)
+        trainer = training.Trainer(
+            model,
+            (x, y),
+            case.plan,
+            loss=loss,
+            optimizer=sgd,
+            input_gradients=True,
+            memory_order=case.order,
+        )
     losses = [trainer.step(x, y) for x, y in batches]
     # A parameter that no layer uses has no gradient.
     zeros = {name: torch.zeros_like(p) for name, p in model.named_parameters()}

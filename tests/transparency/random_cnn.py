@@ -15,6 +15,8 @@ _AVG = {2: nn.AvgPool2d, 3: nn.AvgPool3d}
 _BATCH_NORM = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 _INSTANCE_NORM = {2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
 _SMALLEST, _LARGEST = 4, 80
+# Layers that are left when those that nothing reads are gone.
+_LEAST = 9
 
 
 class SqueezeExcite(nn.Module):
@@ -55,7 +57,7 @@ class RandomCNN(nn.Module):
         self.layers = nn.ModuleList()
         values = [torch.zeros(2, channels, *size)]
         self._add(values, rng, "conv", 0)
-        while len(self.steps) < depth:
+        while len(self.steps) < depth or len(self._used()) < _LEAST or self._reaching() < 2:
             at = len(values) - 1 if rng.random() < 0.75 else rng.randrange(1, len(values))
             self._add(values, rng, rng.choice(_KINDS), at)
         self._prune()
@@ -63,13 +65,22 @@ class RandomCNN(nn.Module):
         out = values[-1].shape[1]
         self.head = _CONV[self.dims](out, 4, 1) if self.dense else nn.Linear(out, 4)
 
-    def _prune(self) -> None:
-        """Drop the layers that nothing reads."""
+    def _used(self) -> list[int]:
+        """Return the layers that the last one is made of."""
         used = {len(self.steps)}
         for i in reversed(range(len(self.steps))):
             if i + 1 in used:
                 used |= {j for j in self.steps[i][1:] if j >= 0}
-        kept = [i for i in range(len(self.steps)) if i + 1 in used]
+        return [i for i in range(len(self.steps)) if i + 1 in used]
+
+    def _reaching(self) -> int:
+        """Return how many layers behind the first one need pixels of the neighbours."""
+        convolutions = [self.layers[i] for i in self._used()[1:] if self.steps[i][0] == "conv"]
+        return sum(layer.kernel_size[0] > layer.stride[0] for layer in convolutions)
+
+    def _prune(self) -> None:
+        """Drop the layers that nothing reads."""
+        kept = self._used()
         place = {-1: -1, 0: 0} | {i + 1: n + 1 for n, i in enumerate(kept)}
         self.layers = nn.ModuleList(self.layers[i] for i in kept)
         self.steps = [(k, place[a], place[b]) for k, a, b in (self.steps[i] for i in kept)]
@@ -86,7 +97,7 @@ class RandomCNN(nn.Module):
                 return
             other = rng.choice(fits)
         layer = self._layer(rng, kind, x)
-        if layer is None:
+        if layer is None or (kind == "conv" and _too_large(layer, x)):
             return
         with torch.no_grad():
             y = self._run(kind, layer.eval(), x, values[other])
@@ -148,6 +159,13 @@ class RandomCNN(nn.Module):
             values.append(self._run(kind, layer, values[at], values[other]))
         y = values[-1]
         return self.head(y) if self.dense else self.head(y.flatten(2).mean(2))
+
+
+def _too_large(layer: nn.Module, x: Tensor) -> bool:
+    """Tell whether a kernel does not fit into the image and its padding."""
+    reach = [d * (k - 1) + 1 for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
+    room = [n + 2 * p for n, p in zip(x.shape[2:], layer.padding, strict=True)]
+    return any(r > n for r, n in zip(reach, room, strict=True))
 
 
 _KINDS = (

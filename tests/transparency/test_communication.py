@@ -91,6 +91,11 @@ CASES = {
     "a random network on three tiles": Case(
         "random", (3, 3, 29, 23), "spatial=3x1", "mse", (("seed", 4), ("size", (29, 23)))
     ),
+    "channels": Case("deep chain with norms", (2, 3, 21, 18), "channel=2"),
+    "pairs of filters and channels": Case("skip", (2, 3, 21, 18), "pairs=2"),
+    "samples": Case("deep chain with norms", (3, 3, 21, 18), "batch=2"),
+    "filters behind tiles": Case("narrowing", (3, 3, 21, 18), "spatial=2x2 tail=filter"),
+    "replicas of tiles": Case("deep chain with norms", (4, 3, 21, 18), "data=2 spatial=2x1"),
     "stages of tiles": Case("skip", (4, 3, 16, 18), "stages=2 spatial=2x1 micro_batches=2"),
 }
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ranks import run_ranks
 from shardwise.graph import capture
 from shardwise.plan import Plan
+from shardwise.program import Regrid
 from shardwise.program.lower import lower_stage
 from shardwise.training.trainer import Trainer
 from transparency.harness import Case, check, prepare, split
@@ -56,7 +57,7 @@ PEERS = {
 }
 OURS = {
     "one gradient for two readers is not added to twice": Case("shared gradient", ODD, "spatial=2x1"),
-    "tiles smaller than their halos": Case("deep chain", (2, 3, 9, 12), "spatial=1x4 halo=fused"),
+    "tiles smaller than their halos": Case("deep chain", (2, 3, 9, 12), "spatial=1x4 halo=6"),
     "a rank without samples has no gradient, and sends zeros": Case(
         "random", (3, 3, 29, 23), "spatial=1x4 tail=batch", settings=(("seed", 2), ("size", (29, 23)))
     ),
@@ -81,6 +82,18 @@ CASES = HY_FI | PEERS | OURS
 @pytest.mark.parametrize("name", list(CASES))
 def test_regression(name: str, transport: str) -> None:
     check(CASES[name], transport)
+
+
+def test_halos_reach_beyond_the_neighbours_tile() -> None:
+    case = OURS["tiles smaller than their halos"]
+    graph = capture(prepare(case)[0], torch.randn(case.shape, dtype=torch.float64))
+    plan = Plan.parse(case.plan)
+    program = lower_stage(
+        graph, graph.layers, plan.stages[0], departures=graph.output_names, halo=plan.halo, tail=plan.tail
+    )
+    moved = [m for op in program.ops if isinstance(op, Regrid) for m in op.messages]
+    arrived = [m for m in moved if not m.box.empty]
+    assert max(abs(m.source - m.target) for m in arrived) >= 2
 
 
 def test_stride_2_on_width_18_over_two_tiles_makes_5_and_4_columns() -> None:

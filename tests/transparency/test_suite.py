@@ -51,15 +51,28 @@ def test_the_default_suite_meets_every_random_network_and_every_split() -> None:
     assert {(p.halo, p.transport) for p in CHOSEN} >= {("fused", "gloo"), ("fused", "mpi4py")}
 
 
+def exchanges(model: str, split: str, halo: str) -> int:
+    case = Point(model, split, halo, 1, "gloo").case
+    stage = lower(captured(case.alone), Plan.parse(case.plan)).stage(0, 0, 0)
+    return sum(isinstance(op, Regrid) for op in stage.ops)
+
+
 @pytest.mark.parametrize("model", ["random1", "unet", "vgg16", "resnet18"])
 @pytest.mark.parametrize("split", ["spatial=2x1", "spatial=2x2"])
 def test_fused_cases_exchange_less_often(model: str, split: str) -> None:
-    def exchanges(halo: str) -> int:
-        case = Point(model, split, halo, 1, "gloo").case
-        stage = lower(captured(case), Plan.parse(case.plan)).stage(0, 0, 0)
-        return sum(isinstance(op, Regrid) for op in stage.ops)
+    assert 0 < exchanges(model, split, "fused") < exchanges(model, split, "layer")
 
-    assert 0 < exchanges("fused") < exchanges("layer")
+
+@pytest.mark.parametrize("model", ["unet3d", "cosmoflow-32"])
+def test_fused_volumes_exchange_less_often(model: str) -> None:
+    split = "spatial=2x2x2"
+    assert 0 < exchanges(model, split, "fused") < exchanges(model, split, "layer")
+
+
+def test_every_random_network_exchanges_something() -> None:
+    for seed in RANDOM_SEEDS:
+        split = SPLITS[dims(f"random{seed}")][0]
+        assert exchanges(f"random{seed}", split, "layer"), seed
 
 
 def test_the_product_is_what_it_says() -> None:

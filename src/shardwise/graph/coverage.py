@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwise.graph.graph import Graph
@@ -58,14 +59,28 @@ class Coverage:
 
 def coverage(graph: Graph) -> Coverage:
     """Say for each layer which splits are possible, and why not."""
-    tiled = frozenset(layer.name for layer in graph if layer.kind is Kind.INPUT or _tile(layer))
-    return Coverage(tuple(_layer(layer, tiled) for layer in graph if layer.kind is not Kind.INPUT))
+    pixels: dict[str, frozenset[int]] = {}
+    # What ranks hold in tiles.
+    held: dict[str, frozenset[int]] = {}
+    found = []
+    images = max((len(layer.shape) for layer in graph.inputs), default=0)
+    for layer in graph:
+        if layer.kind is Kind.INPUT:
+            pixels[layer.name] = held[layer.name] = frozenset(range(2, len(layer.shape)))
+            continue
+        tiled, kept = _tile(layer, pixels)
+        # Behind a layer that runs whole, images are tiled again.
+        again = not tiled and len(layer.outputs[0].shape) == images
+        pixels[layer.name] = frozenset(range(2, images)) if again else kept
+        found.append(_layer(layer, tiled, held))
+        held[layer.name] = kept
+    return Coverage(tuple(found))
 
 
-def _layer(layer: Layer, tiled: frozenset[str]) -> LayerCoverage:
-    tests = {"tile": _tile, "batch": _batch, "filter": _filter, "channel": _channel}
-    allowed = frozenset(name for name, test in tests.items() if test(layer))
-    images = [o for o in _values(layer) if len(o.spec.shape) > 2 and o.source in tiled]
+def _layer(layer: Layer, tiled: bool, held: Mapping[str, frozenset[int]]) -> LayerCoverage:
+    tests = {"batch": _batch, "filter": _filter, "channel": _channel}
+    allowed = frozenset([name for name, test in tests.items() if test(layer)] + ["tile"] * tiled)
+    images = [o for o in _values(layer) if _pixels(o, held)]
     return LayerCoverage(
         layer.name,
         layer.kind,
@@ -73,7 +88,7 @@ def _layer(layer: Layer, tiled: frozenset[str]) -> LayerCoverage:
         allowed,
         layer.forward_flops,
         _reason(layer, allowed),
-        0 if "tile" in allowed else sum(o.spec.nbytes for o in images),
+        0 if tiled else sum(o.spec.nbytes for o in images),
     )
 
 
@@ -98,21 +113,30 @@ def _summed(layer: Layer, dim: int) -> bool:
     return any((0, dim) in group for group in layer.contracts)
 
 
-def _tile(layer: Layer) -> bool:
-    """Tiles cut the pixels of an output, or the pixels that are summed up."""
-    if layer.kind is Kind.LOSS:
-        return any(len(o.spec.shape) > 2 for o in _values(layer))
-    if layer.kind is Kind.OTHER or layer.op in ("layer_norm", "matmul", "einsum", "linear"):
-        return False
-    ndim = len(layer.shape)
-    if (
-        ndim > 2
-        and all(_cut(layer, d) for d in range(2, ndim) if layer.shape[d] > 1)
-        and max(layer.shape[2:]) > 1
-    ):
-        return True
-    values = _values(layer)
-    return bool(values) and len(values[0].spec.shape) > 2 and _summed(layer, 2)
+def _pixels(operand: Operand, pixels: Mapping[str, frozenset[int]]) -> list[int]:
+    """Return the dimensions of a value along which its pixels lie, if there is more than one."""
+    known = pixels.get(operand.source, frozenset())
+    return [d for d in sorted(known) if operand.spec.shape[d] > 1]
+
+
+def _tile(layer: Layer, pixels: Mapping[str, frozenset[int]]) -> tuple[bool, frozenset[int]]:
+    """Tell whether tiles cut what a layer makes, or what it sums up; and where the pixels of its output lie.
+
+    As in lowering, the largest value that has pixels decides.
+    """
+    values = sorted(_values(layer), key=lambda o: -o.spec.numel)
+    lead = next((o for o in values if _pixels(o, pixels)), None)
+    if lead is None or layer.kind is Kind.OTHER or len(layer.outputs) != 1:
+        return False, frozenset()
+    dims = _pixels(lead, pixels)
+    index = layer.operands.index(lead)
+    if layer.kind is Kind.LOSS or all(any((index, d) in group for group in layer.contracts) for d in dims):
+        return True, frozenset()
+    outs = frozenset(axis.out for axis in (lead.access[d] for d in dims) if axis.out is not None)
+    joined = layer.attributes.get("dims", ()) if layer.op == "layer_norm" else ()
+    if len(outs) < len(dims) or outs & set(joined):
+        return False, frozenset()
+    return True, outs
 
 
 def _batch(layer: Layer) -> bool:

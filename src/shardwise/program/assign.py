@@ -107,13 +107,14 @@ def _whole(layer: Layer, split: Split, tail: str) -> Home:
     """Compute a layer that cannot be split: whole, or by samples behind the last tile.
 
     An opaque layer that makes an image stands between tiled layers more often than behind them: the readers
-    of its value tile it again.
+    of its value tile it again. So do those of any other one, where ranks have no samples to share instead.
     """
-    if layer.kind is not Kind.OTHER:
-        return Home(_tail(layer, split, tail))
+    behind = _tail(layer, split, tail)
+    if layer.kind is not Kind.OTHER and (behind.dims or tail == "filter"):
+        return Home(behind)
     entry = entry_cuts(layer.shape, split)
     again = bool(entry.dims) and tail != "replicate" and _large_enough(entry, layer, split, "auto")
-    return Home(Cuts.none(layer.shape) if again else _tail(layer, split, tail), again=again)
+    return Home(Cuts.none(layer.shape) if again else behind, again=again)
 
 
 def _follow(operand: Operand, cuts: Cuts, layer: Layer) -> Cuts | None:
