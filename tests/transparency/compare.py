@@ -7,7 +7,8 @@ of a norm; and so is the mean of a batch norm behind a norm. Both sides hold not
 may be 1e-9 of the bound above. So the error of a gradient or a statistic that is smaller than a millionth of
 the model's largest gradient is accepted too if it is within ten times the noise floor of that tensor,
 measured in the same run: how far one device is from itself when its samples come in another order, when
-inputs and first weights differ in their last bit, or when images lie with channels last. Losses, weights and everything else have the limit alone.
+inputs and first weights differ in their last bit, or when images lie with channels last. Losses, weights and
+everything else have the limit alone.
 """
 
 from __future__ import annotations
