@@ -73,6 +73,12 @@ OURS = {
     "one dimension with fused halos": Case("signal", (2, 3, 41), "spatial=2 halo=fused"),
     "filters behind tiles": Case("narrowing", ODD, "spatial=2x2 tail=filter"),
     "filters behind tiles of two replicas": Case("narrowing", ODD, "data=2 spatial=2x1 tail=filter"),
+    "a sum of channels in front of a convolution that is padded on one side": Case(
+        "random", (3, 3, 32, 24), "channel=2", settings=(("seed", 16), ("size", (32, 24)))
+    ),
+    "a sum of channels in front of a circular convolution": Case(
+        "random", (3, 3, 29, 23), "pairs=2", settings=(("seed", 5), ("size", (29, 23)))
+    ),
     "parameters that nothing uses": Case("unused", ODD, "spatial=2x1"),
 }
 CASES = HY_FI | PEERS | OURS

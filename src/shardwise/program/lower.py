@@ -167,11 +167,12 @@ class _Lowering:
 
     def _with_margins(self, held: Held, need: Need) -> Held:
         """Let a regrid leave room for the padding that local kernels cannot add on one side alone."""
-        margins = margins_of(held, need.readers, self.outs)
-        if margins is None:
-            return held
-        regrid = self.ops.pop()
+        margins, regrid = margins_of(held, need.readers, self.outs), self.ops[-1]
         assert isinstance(regrid, Regrid)
+        if margins is None or regrid.is_sum:
+            # A sum of whole values has no room around it: its readers pad for themselves.
+            return held
+        self.ops.pop()
         held = replace(held, margins=margins)
         self.ops.append(replace(regrid, makes=held))
         return held

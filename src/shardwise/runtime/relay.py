@@ -38,6 +38,7 @@ class Relay:
         self._width = len(str(size - 1))
         self._lock = threading.Lock()
         self._readers: list[threading.Thread] = []
+        self._beginning = threading.Lock()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(address)
         self._listener.listen(3 * size)
@@ -49,7 +50,9 @@ class Relay:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for reader in list(self._readers):
+        with self._beginning:
+            readers = list(self._readers)
+        for reader in readers:
             reader.join(seconds)
 
     def say(self, text: str) -> None:
@@ -64,8 +67,10 @@ class Relay:
             except OSError:
                 return
             reader = threading.Thread(target=self._read, args=(connection,), daemon=True)
-            self._readers.append(reader)
-            reader.start()
+            # Whoever closes meanwhile waits only for threads that have begun.
+            with self._beginning:
+                reader.start()
+                self._readers.append(reader)
 
     def _read(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as stream:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shardwise.program import Compute
 from shardwise.runtime.rules.registry import Run, crop, generic, rule
+from shardwise.runtime.rules.straight import straight
 
 
 @rule("batch_norm")
@@ -36,6 +37,18 @@ def bind_batch_norm(op: Compute, rank: int) -> Run:
                 factor = 1.0 / float(counter)
         mean, var = get("running_mean"), get("running_var")
         return F.batch_norm(x, mean, var, get("weight"), get("bias"), training, factor or 0.0, eps)
+
+    return run
+
+
+@rule("instance_norm")
+def bind_instance_norm(op: Compute, rank: int) -> Run:
+    """Bind a norm of single samples, which takes gradients in one order only."""
+    normalise = generic(op, rank)
+
+    def run(tensors: Sequence[Any]) -> Tensor:
+        made: Tensor = straight(normalise(tensors))
+        return made
 
     return run
 

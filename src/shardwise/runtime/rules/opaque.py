@@ -18,6 +18,7 @@ from shardwise.graph.layer import ModuleTarget
 from shardwise.program import Compute
 from shardwise.runtime.rules.dropout import key_of, scramble
 from shardwise.runtime.rules.registry import OPAQUE, Run, cropped, fill, placed_rule
+from shardwise.runtime.rules.straight import straight
 from shardwise.runtime.rules.surroundings import Surroundings
 
 # The generator belongs to the whole process; threads that seed it take turns.
@@ -56,7 +57,7 @@ def bind_opaque(op: Compute, rank: int, surroundings: Surroundings) -> Run:
                 result = torch.func.functional_call(module, held, inputs, options)
             else:
                 result = target(*inputs, **options)
-        made: Tensor = result
+        made: Tensor = straight(result)
         return made
 
     return run
