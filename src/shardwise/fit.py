@@ -19,7 +19,15 @@ from shardwise.plan import Plan
 from shardwise.runtime.environment import detect
 from shardwise.runtime.materialise import Init, on_meta
 from shardwise.runtime.session import init as join
-from shardwise.training.auto import PROFILE_SECONDS, Auto, auto_plan, changes_numbers, settled_plan, slots_of
+from shardwise.training.auto import (
+    PROFILE_SECONDS,
+    Auto,
+    auto_plan,
+    changes_numbers,
+    is_open,
+    settled_plan,
+    slots_of,
+)
 from shardwise.training.callbacks import Callback, EarlyStopping
 from shardwise.training.check import CheckReport, check
 from shardwise.training.compare import Compare
@@ -236,8 +244,7 @@ def _resolve(
     """
     session = join()
     given = None if plan == "auto" else Plan.parse(plan)
-    uncut = given is not None and len(given.stages) > 1 and not given.cuts
-    if given is not None and given.halo != "auto" and not (uncut and cut):
+    if given is not None and not is_open(given, cut=cut):
         return Auto(given)
     if session.size == 1:
         return Auto(given or Plan())
@@ -249,13 +256,14 @@ def _resolve(
     delicate = ending if loss_kind(ending).kind == OTHER else None
     graph = attach(network, ending)
     batch = batch_size or graph.batch
+    slots = slots_of(optimizer(list(model.named_parameters())))
     if given is not None:
-        return Auto(settled_plan(graph, session, given, batch, asking["machine"]))
+        return Auto(settled_plan(graph, session, given, batch, asking["machine"], slots))
     return auto_plan(
         graph,
         session,
         batch,
-        optimizer_slots=slots_of(optimizer(list(model.named_parameters()))),
+        optimizer_slots=slots,
         refuse=partial(changes_numbers, graph, ending=delicate, loss_mean=loss_mean),
         **asking,
     )

@@ -21,7 +21,7 @@ from shardwise.runtime.calibrate.here import known_machine, machine_path
 from shardwise.runtime.environment import Place
 from shardwise.runtime.memory import PeakWatch
 from shardwise.runtime.session import Session
-from shardwise.training.auto import changes_numbers, slots_of
+from shardwise.training.auto import changes_numbers, is_open, slots_of
 from shardwise.training.compare import Measured, comparison
 from shardwise.training.loss_graph import loss_graph
 
@@ -173,3 +173,21 @@ def test_one_rank_needs_no_oracle():
     history = sw.fit(cases.classifier(), torch.utils.data.TensorDataset(*cases.images(8)), **settings)
     assert history.plan == "data=1"
     assert history.predicted == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("data=2", False),
+        ("spatial=2x1", True),
+        ("spatial=2x1 tail=replicate", False),
+        ("spatial=2x1 tail=replicate halo=auto", True),
+        ("stages=2", True),
+    ],
+)
+def test_what_a_plan_leaves_open_is_left_to_the_oracle(text, expected):
+    assert is_open(Plan.parse(text)) is expected
+
+
+def test_stages_are_not_open_where_a_limit_of_memory_cuts_them():
+    assert not is_open(Plan.parse("stages=2"), cut=False)

@@ -36,7 +36,9 @@ def test_times_that_fall_with_size_are_corrected():
 
 
 def test_two_ranks_time_messages_and_collectives():
-    tier = measure_network("gloo", 2, 1.0, sizes=(8, 4096, 262144))
+    (tier,) = measure_network("gloo", 2, 1.0, sizes=(8, 4096, 262144))
+    assert (tier.name, tier.span, tier.crowd, tier.links) == ("node", 0, 2, 1)
+    assert {c.ranks for c in tier.collectives} == {2}
     names = {"all_reduce", "all_reduces", "all_gather", "reduce_scatter", "all_to_all"}
     assert {c.name for c in tier.collectives} == names
     assert tier.jitter is not None

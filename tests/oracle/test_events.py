@@ -50,7 +50,8 @@ def test_a_message_arrives_after_its_flight_while_the_sender_works_on():
     spans = simulate({0: [work(1.0), send, work(1.0)], 1: [receive, work(1.0)]})
     assert end(spans, 0) == 2.5
     assert end(spans, 1) == 1.5 + 2.0 + 0.25 + 1.0
-    assert seconds(spans, 1, "bubble") == 3.5
+    assert seconds(spans, 1, "bubble") == 1.5
+    assert seconds(spans, 1, "stage transfer") == 2.0 + 0.25
 
 
 def test_a_launched_collective_runs_behind_the_work_that_follows():
@@ -63,8 +64,31 @@ def test_a_launched_collective_runs_behind_the_work_that_follows():
         ]
 
     spans = simulate({0: launch(0), 1: launch(1)})
-    assert seconds(spans, 0, "bubble") == 5.0 - 3.0
-    assert seconds(spans, 1, "bubble") == 5.0 - 4.0
+    # All have joined at 2 s: from then on who waits waits for the sum.
+    assert seconds(spans, 0, "reduction") == 5.0 - 3.0
+    assert seconds(spans, 1, "reduction") == 5.0 - 4.0
+    assert seconds(spans, 0, "bubble") == seconds(spans, 1, "bubble") == 0.0
+
+
+def test_who_waits_for_others_to_join_has_a_bubble():
+    launch = Event(Kind.LAUNCH, 0.0, "reduction", key="r", peers=(0, 1), flight=1.0)
+    wait = Event(Kind.WAIT, 0.0, "reduction", key="r")
+    spans = simulate({0: [launch, wait], 1: [work(3.0), launch, wait]})
+    assert (seconds(spans, 0, "bubble"), seconds(spans, 0, "reduction")) == (3.0, 1.0)
+    assert (seconds(spans, 1, "bubble"), seconds(spans, 1, "reduction")) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("lines", "last"), [(("a", "a"), 4.0), (("a", "b"), 2.0), ((None, None), 2.0)])
+def test_collectives_of_one_line_go_one_after_another(lines, last):
+    def events(rank):
+        started = [
+            Event(Kind.LAUNCH, 0.0, "reduction", key=i, peers=(0, 1), flight=2.0, line=line, taken=2.0)
+            for i, line in enumerate(lines)
+        ]
+        return [*started, *(Event(Kind.WAIT, 0.0, "reduction", key=i) for i in range(2))]
+
+    spans = simulate({rank: events(rank) for rank in range(2)})
+    assert end(spans, 0) == end(spans, 1) == last
 
 
 def test_more_ranks_than_cores_share_them_evenly():

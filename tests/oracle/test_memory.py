@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from oracle_cases import Fixed, machine, stage
+from oracle_cases import Fixed, machine, small_graph, stage
 
 from shardwise import zoo
 from shardwise.graph import capture
-from shardwise.oracle import predict_stage_step
+from shardwise.oracle import predict
 from shardwise.oracle.memory import footprint, stage_memory
 from shardwise.plan import Split
 from shardwise.program import lower_stage
@@ -94,9 +94,9 @@ def test_one_rank_needs_what_torch_is_seen_to_allocate(name, shape):
 
 @pytest.mark.parametrize(("factor", "verdict"), [(2.0, "fits"), (1.05, "tight"), (0.9, "does not fit")])
 def test_the_verdict_compares_with_the_memory_of_the_device(factor, verdict):
-    p = predict_stage_step(stage("data=1"), machine(), Fixed(), batch=4)
+    p = predict(small_graph(), "data=1", machine(), kernels=Fixed())
     device = machine().device
     sized = type(device)("sized", device.peak_flops, factor * p.peak_bytes, 1e30)
-    again = predict_stage_step(stage("data=1"), machine(device=sized), Fixed(), batch=4)
+    again = predict(small_graph(), "data=1", machine(device=sized), kernels=Fixed())
     assert again.verdict == verdict
     assert again.peak_bytes == p.peak_bytes

@@ -13,7 +13,7 @@ from shardwise.commands.subject import build_model, training_graph
 from shardwise.graph import capture
 from shardwise.graph.attach import attach
 from shardwise.graph.loss import capture_loss
-from shardwise.machine import Node
+from shardwise.machine import Link, Node, Tier
 from shardwise.oracle import Oracle, predict
 from shardwise.plan import Plan, PlanError
 
@@ -114,9 +114,12 @@ def test_a_plan_that_cannot_be_used_is_refused_with_its_field(trained):
 
 
 def test_the_bottleneck_names_a_remedy_of_the_network(trained):
-    p = predict(trained, "data=2", machine(), kernels=Fixed(1e-9, 1e-9, 1e-9))
-    assert "%" in p.bottleneck
-    assert "a node" in p.bottleneck or "between" in p.bottleneck or "optimizer" in p.bottleneck
+    device = dataclasses.replace(machine().device, update_bytes_per_second=1e30)
+    tier = Tier("node", 0, Link(1e-9, 1e6))
+    p = predict(trained, "data=2", machine(device=device, tiers=(tier,)), kernels=Fixed(1e-9, 1e-9, 1e-9))
+    assert p.bottleneck.startswith(
+        "Limited by gradient reduction: doubling the bandwidth within a node saves"
+    )
 
 
 def test_a_network_without_a_loss_is_predicted_too():
@@ -139,15 +142,17 @@ def test_verdicts_follow_the_device(trained):
 def test_a_plan_that_was_predicted_is_predicted_again_at_once(plan):
     """The bound is 50 ms on a quiet machine; see benchmarks/oracle/predictions.md."""
     graph, where = training_graph(build_model("resnet50"), (3, 224, 224), 32), sw.Machine.load("lassen")
-    first = sw.predict(graph, plan, where)
+    sw.predict(graph, plan, where)
     seconds = []
     for _ in range(3):
         begin = time.process_time()
         again = sw.predict(graph, plan, where)
         seconds.append(time.process_time() - begin)
     assert min(seconds) < 0.25
-    assert again.step_seconds == first.step_seconds
-    assert again.peak_bytes == first.peak_bytes
+    # What is remembered does not change the answer.
+    fresh = Oracle(graph, where).predict(plan)
+    assert again.step_seconds == fresh.step_seconds
+    assert again.peak_bytes == fresh.peak_bytes
 
 
 def test_networks_of_depth_are_captured_once_for_all_plans():
@@ -159,8 +164,6 @@ def test_networks_of_depth_are_captured_once_for_all_plans():
 
 
 def _fast():
-    from shardwise.machine import Link, Tier
-
     return Tier("node", 0, Link(1e-9, 1e15))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -152,28 +152,38 @@ def accuracy(predicted: float, measured: float) -> float:
 
 def report(rows: Sequence[Row], refused: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     """Return rows and accuracies as plain values."""
-    times = [(r.strategy, accuracy(r.predicted_seconds, r.measured_seconds)) for r in rows]
-    meanwhile = [(r.strategy, accuracy(r.meanwhile_seconds, r.measured_seconds)) for r in rows]
-    weighed = [r for r in rows if r.measured_peak_bytes]
-    sizes = [(r.strategy, accuracy(r.predicted_peak_bytes, r.measured_peak_bytes)) for r in weighed]
     return {
         "rows": [asdict(row) for row in rows],
-        "time_accuracy": _means(times),
-        "meanwhile_accuracy": _means(meanwhile),
-        "memory_accuracy": _means(sizes),
+        "time_accuracy": _means(rows, lambda r: (r.predicted_seconds, r.measured_seconds)),
+        "meanwhile_accuracy": _means(rows, lambda r: (r.meanwhile_seconds, r.measured_seconds)),
+        "memory_accuracy": _means(rows, lambda r: (r.predicted_peak_bytes, r.measured_peak_bytes)),
+        "high_water_accuracy": _means(
+            rows, lambda r: (r.predicted_high_water_bytes, r.measured_high_water_bytes)
+        ),
         "noise": statistics.fmean(r.measured_spread / r.measured_seconds for r in rows) if rows else 0.0,
         "ranking": _ranking(rows),
         "refused": list(refused),
     }
 
 
-def _means(pairs: Sequence[tuple[str, float]]) -> dict[str, Any]:
-    groups: dict[str, list[float]] = defaultdict(list)
-    for name, value in pairs:
-        groups[name].append(value)
+def _means(rows: Sequence[Row], pair: Callable[[Row], tuple[float, float]]) -> dict[str, Any]:
+    """Return the mean accuracy of what was measured, of all and by strategy; None if nothing was."""
+    known = [(row, accuracy(*pair(row))) for row in rows if pair(row)[1]]
+
+    def by_strategy(pairs: Sequence[tuple[Row, float]]) -> dict[str, float]:
+        groups: dict[str, list[float]] = defaultdict(list)
+        for row, value in pairs:
+            groups[row.strategy].append(value)
+        return {name: statistics.fmean(values) for name, values in sorted(groups.items())}
+
     return {
-        "mean": statistics.fmean(value for _, value in pairs) if pairs else 0.0,
-        "by_strategy": {name: statistics.fmean(values) for name, values in sorted(groups.items())},
+        "mean": statistics.fmean(value for _, value in known) if known else None,
+        "by_strategy": by_strategy(known),
+        "by_ranks_and_strategy": {
+            # As a text, which is what JSON makes of it anyway.
+            str(ranks): by_strategy([(row, value) for row, value in known if row.ranks == ranks])
+            for ranks in sorted({row.ranks for row, _ in known})
+        },
     }
 
 
@@ -184,60 +194,16 @@ def _ranking(rows: Sequence[Row]) -> list[dict[str, Any]]:
         groups[row.model, row.ranks].append(row)
     result = []
     for (model, ranks), group in groups.items():
-        chosen = min(group, key=lambda r: r.predicted_seconds)
+        ranked = sorted(group, key=lambda r: r.predicted_seconds)
         best = min(group, key=lambda r: r.measured_seconds)
         result.append(
             {
                 "model": model,
                 "ranks": ranks,
-                "chosen": chosen.plan,
+                "chosen": ranked[0].plan,
                 "best": best.plan,
-                "slower": chosen.measured_seconds / best.measured_seconds - 1,
+                "slower": ranked[0].measured_seconds / best.measured_seconds - 1,
+                "best_in_top_two": best in ranked[:2],
             }
         )
     return result
-
-
-def _percent(predicted: float, measured: float) -> str:
-    return f"{100 * accuracy(predicted, measured):.1f} %" if measured else "not measured"
-
-
-def show(found: Mapping[str, Any]) -> None:
-    """Print the report as tables."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(soft_wrap=True)
-    table = Table(
-        "model", "plan", "predicted", "meanwhile", "measured", "spread", "accuracy", "memory accuracy"
-    )
-    for row in found["rows"]:
-        table.add_row(
-            row["model"],
-            row["plan"],
-            f"{1e3 * row['predicted_seconds']:.1f} ms",
-            f"{1e3 * row['meanwhile_seconds']:.1f} ms",
-            f"{1e3 * row['measured_seconds']:.1f} ms",
-            f"{1e3 * row['measured_spread']:.1f} ms",
-            f"{100 * accuracy(row['predicted_seconds'], row['measured_seconds']):.1f} %",
-            _percent(row["predicted_peak_bytes"], row["measured_peak_bytes"]),
-        )
-    console.print(table)
-    summary = Table("strategy", "time", "memory")
-    times, sizes = found["time_accuracy"], found["memory_accuracy"]
-    for name, value in times["by_strategy"].items():
-        size = sizes["by_strategy"].get(name)
-        summary.add_row(name, f"{100 * value:.1f} %", "" if size is None else f"{100 * size:.1f} %")
-    summary.add_row("mean", f"{100 * times['mean']:.1f} %", f"{100 * sizes['mean']:.1f} %")
-    console.print(summary)
-    console.print(
-        f"Measurements themselves spread by {100 * found['noise']:.1f} %. With computations timed in turn "
-        f"with the steps, predictions are right to {100 * found['meanwhile_accuracy']['mean']:.1f} %."
-    )
-    for row in found["ranking"]:
-        console.print(
-            f"{row['model']} on {row['ranks']} ranks: chose {row['chosen']}, "
-            f"{100 * row['slower']:.1f} % slower than the best measured ({row['best']})."
-        )
-    for row in found["refused"]:
-        console.print(f"refused: {row['model']} {row['plan']}: {row['reason']}")

@@ -43,7 +43,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Train for real under every plan and report how close the predictions were."""
-    from shardwise.commands.accuracy import report, rows_of, show
+    from shardwise.commands.accuracy import report, rows_of
+    from shardwise.commands.accuracy_table import show
     from shardwise.machine import Machine
 
     where = Machine.load(machine)

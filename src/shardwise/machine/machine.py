@@ -73,6 +73,18 @@ class Device:
             return sum(map(self.update.seconds, sizes))
         return sum(sizes) / (self.update_bytes_per_second or self.memory_bandwidth / 6)
 
+    def curve(self, kind: str, direction: str) -> Curve | None:
+        """Return the fraction of the peak over the flops of a call; nothing for kinds that only move bytes.
+
+        A transposed convolution without a curve of its own computes what a convolution does backwards.
+        """
+        known = self.efficiency
+        found = known.get(f"{kind}/{direction}") or known.get(kind)
+        if found is None and kind == "transposed convolution":
+            mirrored = {"forward": "backward_input", "backward_input": "forward"}.get(direction, direction)
+            return self.curve("convolution", mirrored)
+        return found
+
     def peak(self, dtype: str) -> float:
         """Return the peak of a dtype; of the widest known one if the dtype is not listed."""
         if dtype in self.peak_flops:
@@ -155,6 +167,33 @@ class Machine:
         return dataclasses.replace(self, crowd=ranks)
 
     @property
+    def devices(self) -> int:
+        """Return how many devices all nodes have together; 0: any number."""
+        return self.nodes * self.node.devices
+
+    @property
+    def most_ranks(self) -> int:
+        """Return how many ranks there can be; 0: any number, as where they share the cores of hosts."""
+        return 0 if self.device.host else self.devices
+
+    def ranks_per_node(self, ranks: int) -> int:
+        """Return how many of so many ranks share a node."""
+        return max(self.node.devices, -(-ranks // self.nodes)) if self.nodes else self.node.devices
+
+    def memory_per_rank(self, ranks: int) -> float:
+        """Return what each of so many ranks has; where they outnumber the devices of a host they share."""
+        crowd = min(ranks, self.ranks_per_node(ranks))
+        share = min(1.0, self.node.devices / crowd) if self.device.host else 1.0
+        return self.device.memory_bytes * share
+
+    def shared_cores(self, ranks: int) -> int:
+        """Return the cores for which so many ranks take turns; 0: each of them has one of its own."""
+        together = self.ranks_per_node(ranks)
+        if not self.device.host or min(ranks, together) <= self.node.cores:
+            return 0
+        return -(-ranks // together) * self.node.cores
+
+    @property
     def crowded(self) -> bool:
         """Tell whether more ranks than cores share a node and take turns."""
         return self.device.host and self.crowd > self.node.cores
@@ -178,10 +217,15 @@ class Machine:
             return seconds
         return seconds * min(1.0, self.node.cores / min(measured.ranks, tier.crowd or measured.ranks))
 
-    def exchange_seconds(self, tier: Tier, nbytes: float) -> float:
+    def leaves_node(self, source: int, target: int) -> bool:
+        """Tell whether a message between two ranks leaves the node, whose links others share then."""
+        span = self.network[0].span
+        return span > 0 and source // span != target // span
+
+    def exchange_seconds(self, tier: Tier, nbytes: float, flows: int = 1) -> float:
         """Return what each of two ranks works while they exchange messages; see `sum_seconds`."""
         crowded = self.device.host and tier.crowd > self.node.cores
-        return tier.exchange_seconds(nbytes) * (self.node.cores / tier.crowd if crowded else 1.0)
+        return tier.exchange_seconds(nbytes, flows) * (self.node.cores / tier.crowd if crowded else 1.0)
 
     def with_ranks_per_node(self, ranks: int) -> Machine:
         """Return the machine with each node's devices shared out evenly over so many ranks."""

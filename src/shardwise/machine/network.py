@@ -71,7 +71,9 @@ class Tier:
         point_to_point: one message in one direction.
         exchange: messages in both directions at once, as in a halo exchange; default: point to point.
         collectives: measured ones; those missing are derived from point to point.
-        links: how many flows leave a node at full speed; more of them share.
+        links: how many flows leave a node at full speed; more of them share. Counts without `contention`.
+        contention: how many times as long the bytes of a flow take, over the number of flows that leave a
+            node at once; measured with 1, 2, 4, ... pairs of ranks that exchange messages.
         overlap: measured fraction of a transfer that goes on behind computation.
         transport: the backend this was measured with or is meant for.
         crowd: how many ranks shared the node when this was measured; 0: it is meant for any number. With

@@ -6,7 +6,6 @@ from shardwise.oracle.kernels import Direction, Estimate, KernelTimes, Roofline,
 from shardwise.oracle.predict import Oracle, predict
 from shardwise.oracle.prediction import Prediction
 from shardwise.oracle.price import StagePrice, price_stage
-from shardwise.oracle.step import predict_stage_step
 
 __all__ = [
     "Choice",
@@ -23,7 +22,6 @@ __all__ = [
     "Task",
     "choose",
     "predict",
-    "predict_stage_step",
     "price_stage",
     "simulate",
 ]

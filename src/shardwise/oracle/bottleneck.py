@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from shardwise.machine import Curve, Link, Machine, Tier
-from shardwise.oracle.events import Event, Speed, simulate
+from shardwise.oracle.events import BUBBLE, Event, Span, Speed, end_of, simulate
 
 Lists = Mapping[int, Sequence[Event]]
 
@@ -16,75 +17,66 @@ REMEDIES = {
     "twice the speed of the optimizer": ("update",),
     "twice the input rate": ("input",),
 }
-# How long each kind of communication is, where only the events are known.
-MESSAGES = {
-    "twice the speed of halo exchanges": ("halo",),
-    "twice the speed of batch-norm reductions": ("statistics",),
-    "twice the speed between stages": ("stage transfer",),
-    "twice the speed of gradient reduction": ("reduction",),
-}
+_MESSAGES = {"halo", "statistics", "stage transfer", "reduction"}
 _NAMES = {
     "halo": "halo exchanges",
     "statistics": "batch-norm reductions",
     "stage transfer": "stage transfers",
+    "reduction": "gradient reduction",
 }
 
 
 def explain(
     lists: Lists,
+    spans: Sequence[Span],
+    machine: Machine,
+    seconds_on: Callable[[Machine], float],
+    *,
     cores: int,
-    step: float,
-    ranks_per_node: int = 0,
-    machine: Machine | None = None,
-    seconds_on: Callable[[Machine], float] | None = None,
+    ranks_per_node: int,
     jitter: Curve | None = None,
     paces: Mapping[int, Speed] | None = None,
 ) -> str:
-    """Return what the slowest rank waits for most, which remedy would save most, and which comes next.
+    """Return what the busiest rank spends most time on, which remedy would save most, and which comes next.
 
     Args:
         lists: the events of every rank.
+        spans: what each of them does when.
+        machine: what they run on.
+        seconds_on: the step's seconds on a machine with another network.
         cores: of a node, if ranks share them, else 0.
-        step: seconds as predicted.
-        ranks_per_node: how many ranks share the cores; 0: all.
-        machine: to ask for better networks, with
-        seconds_on: the step's seconds on another machine.
+        ranks_per_node: how many ranks share the cores.
         jitter: by which part of their work ranks that meet are late, over the seconds of it.
         paces: how fast each rank is beside others.
     """
+    step = end_of(spans)
     present = {event.category for events in lists.values() for event in events}
-    remedies = dict(REMEDIES)
-    if machine is None or seconds_on is None:
-        remedies |= MESSAGES
     savings = []
-    for words, categories in remedies.items():
+    for words, categories in REMEDIES.items():
         if step > 0 and present & set(categories):
             again = _replayed(lists, cores, categories, ranks_per_node, paces, jitter)
             savings.append((1 - again / step, words))
-    if machine is not None and seconds_on is not None and step > 0 and present & set(_messages()):
+    if step > 0 and present & _MESSAGES:
         for words, better in _networks(machine):
             savings.append((1 - seconds_on(better) / step, words))
     savings = sorted((pair for pair in savings if pair[0] > 0.005), reverse=True)
     if not savings:
         return "Nothing on its own limits the step."
-    text = f"{_limit(lists)}: {savings[0][1]} saves {100 * savings[0][0]:.0f} %"
+    text = f"{_limit(spans)}: {savings[0][1]} saves {100 * savings[0][0]:.0f} %"
     if len(savings) > 1:
         text += f", {savings[1][1]} {100 * savings[1][0]:.0f} %"
     return text + "."
 
 
-def _messages() -> list[str]:
-    return [category for categories in MESSAGES.values() for category in categories]
-
-
-def _limit(lists: Lists) -> str:
-    """Name what the busiest rank spends most of its time on."""
-    totals: dict[str, float] = {}
-    busiest = max(lists.values(), key=lambda events: sum(e.seconds for e in events))
-    for event in busiest:
-        name = "computation" if event.category in ("forward", "backward") else event.category
-        totals[name] = totals.get(name, 0.0) + event.seconds
-    largest = max(totals, key=totals.__getitem__)
+def _limit(spans: Sequence[Span]) -> str:
+    """Name what the rank that waits least for others spends most of its time on."""
+    totals: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for span in spans:
+        if span.category != BUBBLE:
+            name = "computation" if span.category in ("forward", "backward") else span.category
+            totals[span.rank][name] += span.end - span.start
+    busiest = max(totals.values(), key=lambda mine: sum(mine.values()))
+    largest = max(busiest, key=busiest.__getitem__)
     return f"Limited by {_NAMES.get(largest, largest)}"
 
 
@@ -143,4 +135,4 @@ def _replayed(
 
     changed = {rank: [halved(event) for event in events] for rank, events in lists.items()}
     spans = simulate(changed, cores=cores, ranks_per_node=ranks_per_node, paces=paces, jitter=jitter)
-    return max((span.end for span in spans), default=0.0)
+    return end_of(spans)

@@ -9,6 +9,10 @@ Every rank has a list of events that it goes through in order:
     LAUNCH    join a collective `key` of `peers` that needs `flight` seconds once all have joined; go on
     WAIT      wait until the collective `key` is done
 
+Collectives of one `line` go one after another, each of which takes it for `taken` seconds. Who waits for
+something that is under way already spends that time on it; who waits for others to send or to join has a
+bubble.
+
 With more ranks than cores on a node the ranks that work share them evenly, and take turns in the caches;
 those that wait use none. With fewer at work than there are cores, or with others that need less of the
 memory, each of them may be faster.
@@ -55,6 +59,8 @@ class Event(NamedTuple):
     key: Hashable = None
     peers: tuple[int, ...] = ()
     flight: float = 0.0
+    line: Hashable = None
+    taken: float = 0.0
 
 
 class Span(NamedTuple):
@@ -134,6 +140,8 @@ class _Simulation:
         self.arrived: dict[Hashable, dict[int, float]] = {}
         self.worked: dict[tuple[Hashable, int], float] = {}
         self.mail: dict[Hashable, float] = {}
+        self.sent: dict[Hashable, float] = {}
+        self.free: dict[Hashable, float] = {}
         self.blocked: dict[Hashable, list[int]] = {}
         self.runnable = list(self.ranks)
         # Meetings of whole groups are over for all of them at once.
@@ -254,20 +262,29 @@ class _Simulation:
     def _finish(self, rank: int, state: _Rank, event: Event, start: float, end: float) -> None:
         """Record a finished event and what it causes, and step on."""
         if start > state.clock + _TICK:
-            self.spans.append(Span(rank, state.clock, start, BUBBLE, event.label))
+            sent = min(max(state.clock, self.sent.get(event.key, start)), start)
+            if sent > state.clock:
+                self.spans.append(Span(rank, state.clock, sent, BUBBLE, event.label))
+            if start > sent:
+                self.spans.append(Span(rank, sent, start, event.category, event.label))
         if end > start:
             self.spans.append(Span(rank, start, end, event.category, event.label))
         state.clock, state.position = end, state.position + 1
         # Whoever had to wait for another was in step with it then.
         state.worked = 0.0 if event.kind in _IN_STEP else state.worked + end - start
         if event.kind is Kind.SEND:
+            self.sent[event.key] = end
             self.mail[event.key] = end + event.flight
             self._wake(event.key)
         elif event.kind is Kind.LAUNCH:
             here = self.arrived.setdefault(event.key, {})
             here[rank] = end
             if all(map(here.__contains__, event.peers)):
-                self.mail[event.key] = max(here.values()) + event.flight
+                self.sent[event.key] = joined = max(here.values())
+                begins = max(joined, self.free.get(event.line, joined))
+                self.mail[event.key] = begins + event.flight
+                if event.line is not None:
+                    self.free[event.line] = begins + event.taken
                 self._wake(event.key)
 
     def _wake(self, key: Hashable) -> None:

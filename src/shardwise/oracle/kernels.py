@@ -162,8 +162,7 @@ class Roofline:
         passes = 3 if task.shared else 2 if layer.kind is Kind.NORMALISATION else 1
         moving = passes * moved / device.memory_bandwidth
         computing = 0.0
-        name = f"{layer.kind}/{direction}"
-        curve = device.efficiency.get(name) or device.efficiency.get(str(layer.kind))
+        curve = device.curve(layer.kind, direction)
         if curve is not None and flops:
             dtype = layer.outputs[0].dtype
             computing = flops / (device.peak(dtype) * curve.at(flops))

@@ -18,9 +18,11 @@ _HINDRANCES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("congestion of shared links", "bottleneck", _ALL),
     ("input and staging of samples", "bottleneck", tuple(s for s in _ALL if s != "data")),
     ("redundant memory", "bottleneck", _ALL),
+    ("memory fragmentation", "bottleneck", _ALL),
     ("weight update", "limit", _ALL),
     ("uneven stages", "limit", ("pipeline",)),
     ("kernels that do not shrink with the split", "bottleneck", ("filter", "channel", "data+filter")),
+    ("number of ranks", "limit", _ALL),
 )
 
 

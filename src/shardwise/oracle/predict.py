@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
@@ -118,20 +117,15 @@ class Oracle:
 
     def ranks_per_node(self, ranks: int) -> int:
         """Return how many ranks share a node's cores."""
-        node, nodes = self.machine.node.devices, self.machine.nodes
-        return max(node, math.ceil(ranks / nodes)) if nodes else node
+        return self.machine.ranks_per_node(ranks)
 
     def memory_per_rank(self, ranks: int) -> float:
         """Return what each of so many ranks has; where they outnumber the devices of a host they share."""
-        device, node = self.machine.device, self.machine.node
-        crowd = min(ranks, self.ranks_per_node(ranks))
-        return device.memory_bytes * min(1.0, node.devices / crowd) if device.host else device.memory_bytes
+        return self.machine.memory_per_rank(ranks)
 
     def simulated_replicas(self, plan: Plan) -> int:
         """Return how many replicas must be simulated: all where they share cores, else one stands for all."""
-        machine = self.machine
-        shared = machine.device.host and min(self.ranks_per_node(plan.ranks), plan.ranks) > machine.node.cores
-        return plan.data if shared else 1
+        return plan.data if self.machine.shared_cores(plan.ranks) else 1
 
     def on(self, machine: Machine) -> Oracle:
         """Return an oracle for another network between the same devices, with the same lowered stages."""
@@ -192,8 +186,6 @@ class Oracle:
         samples = batch or self.graph.batch
         walk = self.walk(plan, samples)
         lists = walk.events
-        cores = machine.node.cores if machine.device.host else 0
-        per_node = self.ranks_per_node(plan.ranks)
         spans = self._simulate(walk, plan)
         step = end_of(spans)
         spread = 2 * walk.spread() or _UNKNOWN * step
@@ -208,13 +200,13 @@ class Oracle:
             why=partial(
                 explain,
                 lists,
-                cores,
-                step,
-                per_node,
+                spans,
                 machine,
                 lambda m: self.on(m).seconds(plan, samples),
-                self._jitter(machine),
-                walk.paces,
+                cores=machine.node.cores if machine.device.host else 0,
+                ranks_per_node=self.ranks_per_node(plan.ranks),
+                jitter=self._jitter(machine),
+                paces=walk.paces,
             ),
             timeline=spans,
             assumed=machine.assumed(fields),

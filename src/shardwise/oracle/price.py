@@ -5,6 +5,7 @@ What is priced is the program that the runtime executes and the message lists th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -120,6 +121,7 @@ class _Pricer:
         self.sharing: dict[int, tuple[int, ...]] = {}
         self.sums: dict[tuple[int, float], float] = {}
         self.tiers: dict[tuple[int, int], Tier] = {}
+        self.leaving: dict[int, Counter[int]] = {}
 
     def op(self, op: Op, rank: int, index: int) -> tuple[Events, Events]:
         """Return the forward and the backward events of one rank in one operation."""
@@ -235,7 +237,7 @@ class _Pricer:
             # The runtime carries this regular case out as one collective on a copy.
             peers, seconds = self.ranks, self._all_reduce(self.ranks, op.makes.spec.nbytes)
         else:
-            peers, seconds = self._exchange(op.messages_of(rank), rank, itemsize)
+            peers, seconds = self._exchange(op.messages_of(rank), rank, itemsize, self._flows(op, index))
         there = seconds + self._moving(move_of(op, rank))
         back = seconds + self._moving(move_of(op, rank, back=True))
         if self.again[index]:
@@ -245,8 +247,17 @@ class _Pricer:
         backward = Event(Kind.MEET, back, HALO, name, (BACKWARD, index), peers)
         return (forward,), (backward,) if op.makes.grad else ()
 
+    def _flows(self, op: Regrid, index: int) -> Counter[int]:
+        """Return how many ranks of each node send to other nodes in an exchange, one parcel at a time."""
+        if index not in self.leaving:
+            ranks, span = self.ranks, self.machine.network[0].span
+            pairs = ((ranks[m.source], ranks[m.target]) for m in op.messages if span)
+            away = {a for a, b in pairs if self.machine.leaves_node(a, b)}
+            self.leaving[index] = Counter(rank // span for rank in away)
+        return self.leaving[index]
+
     def _exchange(
-        self, messages: Sequence[Message], rank: int, itemsize: int
+        self, messages: Sequence[Message], rank: int, itemsize: int, leaving: Counter[int]
     ) -> tuple[tuple[int, ...], float]:
         """Return with whom a rank exchanges and for how long: one parcel per peer, both ways at once."""
         traffic: dict[int, list[int]] = {}
@@ -261,8 +272,11 @@ class _Pricer:
             tier = self._tier(self.ranks[rank], self.ranks[peer])
             both = out > 0 and arriving > 0
             larger = max(out, arriving)
+            mine, other = self.ranks[rank], self.ranks[peer]
+            away = self.machine.leaves_node(mine, other)
+            flows = leaving[mine // self.machine.network[0].span] if away else 1
             exchange = self.machine.exchange_seconds
-            seconds += exchange(tier, larger) if both else tier.message_seconds(larger)
+            seconds += exchange(tier, larger, flows) if both else tier.message_seconds(larger, flows)
         return tuple(self.ranks[peer] for peer in traffic), seconds
 
     def _tier(self, one: int, other: int) -> Tier:

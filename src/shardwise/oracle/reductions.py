@@ -150,5 +150,15 @@ def launch_and_wait(
     copy += len(bucket.names) * device.overhead_gradient_seconds
     peers = tuple(mesh.world_rank(r, p) for r in range(replicas) for p in bucket.positions)
     key = (REDUCTION, bucket.number, bucket.positions)
-    launch = Event(Kind.LAUNCH, copy, REDUCTION, "gradients", key, peers, flight=seconds * tier.overlap)
+    launch = Event(
+        Kind.LAUNCH,
+        copy,
+        REDUCTION,
+        "gradients",
+        key,
+        peers,
+        flight=seconds * tier.overlap,
+        line=(REDUCTION, bucket.positions),
+        taken=seconds,
+    )
     return launch, Event(Kind.WAIT, seconds * (1 - tier.overlap), REDUCTION, "gradients", key)

@@ -48,7 +48,7 @@ def settle(
         memory: bytes that a rank may use; default: what the device has.
     """
     chosen, samples = Plan.parse(plan), batch or oracle.graph.batch
-    limit = memory or oracle.memory_per_rank(chosen.ranks)
+    limit = memory or oracle.machine.memory_per_rank(chosen.ranks)
     tiled = any(split.way is Way.SPATIAL for split in chosen.stages)
     if chosen.halo == "auto" and not tiled:
         chosen = chosen.replace(halo="layer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -104,6 +105,8 @@ def _crossing(
     packing: dict[int, float] = {}
     unpacking: dict[int, float] = {}
     received: dict[int, float] = {}
+    span = machine.network[0].span
+    leaving = Counter(a // span for a, b in pairs if machine.leaves_node(a, b))
     for (a, b), sizes in pairs.items():
         nbytes = sum(sizes)
         # A part of a tensor is packed before it leaves, and put in its place when it is there.
@@ -116,6 +119,7 @@ def _crossing(
             continue
         tier = machine.tier((a, b))
         fields |= tier_fields(tier)
-        seconds = sum(tier.message_seconds(size) for size in sizes)
+        flows = leaving[a // span] if machine.leaves_node(a, b) else 1
+        seconds = sum(tier.message_seconds(size, flows) for size in sizes)
         parcels.append(Parcel(a, b, nbytes, seconds * tier.overlap, seconds * (1 - tier.overlap)))
     return Crossing(value, tuple(parcels), packing, unpacking, received)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +21,7 @@ from shardwise.oracle.transfers import Crossing, price_crossings
 from shardwise.plan import Mesh
 from shardwise.plan.edges import Edge
 from shardwise.plan.mesh import mesh_of
-from shardwise.plan.micro_batches import Direction, direction_of
+from shardwise.plan.micro_batches import direction_of
 from shardwise.program import StageProgram
 from shardwise.program.actions import Act, Action
 from shardwise.program.lowered import Lowered
@@ -157,7 +158,7 @@ class Walk:
         missing = [set(bucket.names) for bucket in self.buckets[position]]
         started: set[int] = set()
         summed: set[int] = set()
-        yield from self._input(replica, roles)
+        yield from self._input(replica, position, rank)
         yield from counting(self.lowered, self.mesh, self.machine, rank, self.simulated)
         for i, action in enumerate(actions):
             if action.act in (Act.RECEIVE, Act.RECEIVE_GRAD, Act.SEND, Act.SEND_GRAD):
@@ -174,9 +175,13 @@ class Walk:
                     if adds and segment.later_seconds:
                         yield Event(Kind.WORK, segment.later_seconds, "backward", "adding gradients")
                     if final and self.early:
+                        # Sums of the same ranks start in one order: one that is complete early waits.
+                        held_up: set[tuple[int, ...]] = set()
                         for number, bucket in pending:
                             missing[number].difference_update(segment.ready)
-                            if not missing[number] and number not in started:
+                            if missing[number]:
+                                held_up.add(bucket.positions)
+                            elif number not in started and bucket.positions not in held_up:
                                 started.add(number)
                                 yield self._sum(bucket)[0]
                 if action.act is ends:
@@ -238,22 +243,36 @@ class Walk:
             )
         return self.sums[key]
 
-    def _input(self, replica: int, roles: dict[tuple[int, Direction], int]) -> Iterator[Event]:
+    def _input(self, replica: int, position: int, rank: int) -> Iterator[Event]:
         """Read this rank's part of the mini-batch, where the machine says how fast that is."""
-        if not self.machine.input_bytes_per_second:
-            return
-        self.fields.add("input_bytes_per_second")
+        rate, nbytes = self.machine.input_bytes_per_second, 0
+        if rate:
+            self.fields.add("input_bytes_per_second")
+            nbytes = self._input_bytes(replica, position)
+        if nbytes:
+            yield Event(Kind.WORK, nbytes * self.readers[rank // self._per_node] / rate, INPUT, "input")
+
+    def _input_bytes(self, replica: int, position: int) -> int:
         graph, total = self.lowered.graph, 0
         for m in range(self.lowered.program.micro_batches):
             direction = direction_of(self.lowered.plan, m)
-            for (stage, way), member in roles.items():
-                if way is direction:
-                    for held in self.stage_of(stage, replica, m).arrivals.values():
+            for role in self.mesh.roles(position):
+                if role.direction is direction:
+                    for held in self.stage_of(role.stage, replica, m).arrivals.values():
                         if graph[held.value].kind is LayerKind.INPUT:
-                            total += held.layout.box(member).size * held.spec.itemsize
-        share = self.machine.input_bytes_per_second / self.machine.node.devices
-        if total:
-            yield Event(Kind.WORK, total / share, INPUT, "input")
+                            total += held.layout.box(role.member).size * held.spec.itemsize
+        return total
+
+    @cached_property
+    def readers(self) -> Counter[int]:
+        """Return how many ranks of each node read a part of the mini-batch."""
+        reading = [p for p in range(self.mesh.positions) if self._input_bytes(0, p)]
+        ranks = (self.mesh.world_rank(r, p) for r in range(self.mesh.data) for p in reading)
+        return Counter(rank // self._per_node for rank in ranks)
+
+    @property
+    def _per_node(self) -> int:
+        return max(self.machine.node.devices, self.machine.crowd)
 
     def _finish(self, position: int) -> Iterator[Event]:
         """Update the weights."""

@@ -16,7 +16,7 @@ from shardwise.graph import Graph
 from shardwise.machine import Machine
 from shardwise.oracle import Oracle, Prediction, choose
 from shardwise.oracle.settle import settle
-from shardwise.plan import Plan, PlanError, micro_batches_of
+from shardwise.plan import Plan, PlanError, Way, micro_batches_of
 from shardwise.program.norms import updates_buffers
 from shardwise.runtime.calibrate.crew import crew, share
 from shardwise.runtime.calibrate.here import known_machine, measured_machine
@@ -120,8 +120,20 @@ def _choose(
     return Auto(choice.plan, prediction, choice.reasons)
 
 
+def is_open(plan: Plan, *, cut: bool = True) -> bool:
+    """Tell whether a plan leaves something to the oracle; where stages begin only if it may `cut` them."""
+    tiled = any(split.way is Way.SPATIAL for split in plan.stages)
+    uncut = len(plan.stages) > 1 and not plan.cuts
+    return plan.halo == "auto" or (tiled and plan.tail == "auto") or (uncut and cut)
+
+
 def settled_plan(
-    graph: Graph, session: Session, plan: Plan, batch: int, machine: Machine | str | Path | None = None
+    graph: Graph,
+    session: Session,
+    plan: Plan,
+    batch: int,
+    machine: Machine | str | Path | None = None,
+    optimizer_slots: float = 1.0,
 ) -> Plan:
     """Return a plan with its open questions answered, the same on every rank; all ranks call this.
 
@@ -131,7 +143,8 @@ def settled_plan(
     known = known_machine(session, machine) if session.rank == 0 else None
     if known is not None:
         where = known[0]
-        oracle = Oracle(graph, where, profiled(graph, where, (), batch, 0.0))
+        kernels = profiled(graph, where, (), batch, 0.0)
+        oracle = Oracle(graph, where, kernels, optimizer_slots=optimizer_slots)
         found = settle(oracle, plan, batch).plan
     return Plan.parse(share(session, str(found)))
 

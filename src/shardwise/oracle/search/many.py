@@ -63,9 +63,8 @@ def _curves(
     roofline: Roofline, classes: Sequence[LayerClass], direction: Direction, computes: Bools
 ) -> list[tuple[Curve, Bools]]:
     """Return the efficiency curves, each with the classes it is for."""
-    known = roofline.device.efficiency
     kinds = {c.task.layer.kind for c in classes}
-    curves = {kind: known.get(f"{kind}/{direction}") or known.get(str(kind)) for kind in kinds}
+    curves = {kind: roofline.device.curve(kind, direction) for kind in kinds}
     found = [curves[c.task.layer.kind] for c in classes]
     distinct = {id(curve): curve for curve in found if curve is not None}
     return [(curve, computes & np.array([f is curve for f in found])) for curve in distinct.values()]

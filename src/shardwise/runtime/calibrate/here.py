@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+import math
 import os
 from pathlib import Path
 
@@ -19,7 +19,8 @@ MACHINE_FILE = "here.toml"
 def machine_path(session: Session) -> Path:
     """Return where the machine of a job is kept: one file per device, ranks of a node, and transport."""
     place = session.place
-    words = f"{device_name()}/{place.size}/{place.local_size}/{session.threads}/{session.backend}"
+    # The last word is new since a job on several nodes measures the network between them.
+    words = f"{device_name()}/{place.size}/{place.local_size}/{session.threads}/{session.backend}/tiers"
     digest = hashlib.sha256(words.encode()).hexdigest()[:12]
     return cache_folder() / f"machine-{digest}.toml"
 
@@ -47,15 +48,8 @@ def known_machine(session: Session, given: Machine | str | Path | None = None) -
 def measured_machine(session: Session, seconds: float, quiet: bool = False) -> Machine:
     """Measure the machine with the ranks of this job (inside `crew`), and keep it for the next one."""
     place = session.place
-    found = calibrate(None, seconds, (session.backend,), ranks=max(2, place.local_size), quiet=quiet)
-    tiers = tuple(
-        dataclasses.replace(
-            tier, collectives=tuple(dataclasses.replace(c, ranks=place.size) for c in tier.collectives)
-        )
-        for tier in found.tiers
-    )
-    nodes = max(1, place.size // max(1, place.local_size))
-    machine = found.replace(tiers=tiers, nodes=nodes)
+    found = calibrate(None, seconds, (session.backend,), ranks=place.local_size, quiet=quiet)
+    machine = found.replace(nodes=math.ceil(place.size / max(1, place.local_size)))
     path = machine_path(session)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.stem}.{os.getpid()}.toml")

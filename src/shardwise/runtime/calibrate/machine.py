@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shardwise.machine import Device, Machine, Node, Tier
 from shardwise.oracle.profile import cache_path
+from shardwise.runtime.calibrate.crew import is_leader
 from shardwise.runtime.calibrate.device import measure_device
 from shardwise.runtime.calibrate.network import measure_network
 from shardwise.runtime.launch import choose_launcher
@@ -41,12 +42,15 @@ def calibrate(
         seconds: how long to measure.
         transports: backends to measure; default mpi4py where an MPI launcher is found, and Gloo. The
             first one is what predictions use unless told otherwise.
-        ranks: ranks that share this node; default one per core, at least two.
+        ranks: ranks that share this node; default one per core, at least two. Inside `crew` those of the job,
+            on one node of it; if it has several nodes, the network between them is measured too.
         name: of the machine.
         quiet: show no progress.
     """
     chosen = tuple(transports) if transports else available_transports()
-    size = max(2, ranks or cores())
+    # The ranks of a job are as many as they are: they cannot be crowded for a measurement.
+    job = is_leader()
+    size = max(1 if job else 2, ranks or cores())
     compute = max(1, min(size, cores()))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, disable=quiet, transient=True) as progress:
@@ -56,9 +60,9 @@ def calibrate(
         )
         device, input_rate = measured_device
         # More ranks than cores wait differently, so they are measured apart.
-        crowds = (size, 2 * max(size, cores()))
+        crowds = (size,) if job else (size, 2 * max(size, cores()))
         each = 0.65 * seconds / len(chosen) / len(crowds)
-        tiers: list[Tier] = [
+        measured_tiers: list[tuple[Tier, ...]] = [
             _watched(progress, f"messages over {t}, {n} ranks", each, partial(measure_network, t, n, each))
             for t in chosen
             for n in crowds
@@ -69,7 +73,7 @@ def calibrate(
         name=name,
         device=device,
         node=Node(devices=compute, cores=cores()),
-        tiers=tuple(tiers),
+        tiers=tuple(tier for found in measured_tiers for tier in found),
         transport=chosen[0],
         nodes=1,
         description=f"{platform.node()}, {device.name}",
