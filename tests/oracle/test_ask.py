@@ -20,7 +20,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("SHARDWISE_CACHE", str(tmp_path))
     asked = []
 
-    def profile_kernels(profile, programs, *, seconds, ranks=None, crowd=0):
+    def profile_kernels(profile, programs, *, seconds, ranks=None, crowd=0, transport="gloo"):
         chains, _ = chains_of(programs, profile, crowd > 0)
         missing = {
             k: what for chain in chains for k, what in chain.keys().items() if not profile.knows(k, crowd > 0)

@@ -7,8 +7,9 @@ between tests, and at last sleeps, so that whoever shares the core can compute w
        test, test       test, sched_yield          test, sleep (growing to max_sleep_seconds)
 
 With more ranks than cores a wait never spins, it yields: to the ranks that wait too this costs microseconds,
-less than waking a core that went idle. A yield that takes long gave the core to a rank that computes; then,
-and after a few milliseconds in any case, the wait sleeps, and its sender wakes it. Waking by the clock takes
+less than waking a core that went idle. But the core that it keeps is not offered to ranks that queue for
+another one. So after a few tenths of a millisecond, or when a yield took long because it gave the core to a
+rank that computes, the wait sleeps, and its sender wakes it. Waking by the clock takes
 the core from those that compute, so who will be rung for sure looks up less and less often.
 """
 
@@ -73,7 +74,7 @@ class Backoff:
 
 
 SPARE_CORES = Backoff(100e-6, yield_seconds=50e-3, max_sleep_seconds=200e-6, max_rung_sleep_seconds=200e-6)
-OVERSUBSCRIBED = Backoff(0.0, yield_seconds=3e-3, max_sleep_seconds=500e-6, max_rung_sleep_seconds=8e-3)
+OVERSUBSCRIBED = Backoff(0.0, yield_seconds=4e-4, max_sleep_seconds=500e-6, max_rung_sleep_seconds=8e-3)
 # A yield among waiting ranks is back in microseconds; one this long gave the core to a rank that computes.
 _CONTENDED_SECONDS = 1e-3
 

@@ -48,6 +48,15 @@ class Chain:
         return _keys_of(self.program, self.rank, self.ops, self.again)
 
     @property
+    def is_lone(self) -> bool:
+        """Tell whether a rank has the chain for itself, while others are at other stages of a pipeline."""
+        program = self.program
+        reads = any(held.grad for held in program.arrivals.values())
+        # A whole network ends in a loss.
+        hands_on = reads or any(held.spec.shape for held in program.departures.values())
+        return hands_on and program.width == 1 and all(isinstance(op, Compute) for op in self.ops)
+
+    @property
     def stored_bytes(self) -> float:
         """Return the bytes of all weights and their gradients."""
         held = self.program.parameters

@@ -67,6 +67,7 @@ def complete(
                 seconds=seconds * len(mine) / total,
                 ranks=machine.node.devices,
                 crowd=max(oracle.crowded(plan).crowd for plan in mine) if crowded else 0,
+                transport=machine.transport or "gloo",
             )
     return profile.entries != before
 

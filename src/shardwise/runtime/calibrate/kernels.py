@@ -17,13 +17,14 @@ from shardwise.program import Regrid, StageProgram
 from shardwise.runtime.calibrate.chains import Chain, chains_of, groups_of
 from shardwise.runtime.calibrate.job import measure
 from shardwise.runtime.calibrate.overheads import call_overhead
-from shardwise.runtime.calibrate.pace import Pace
+from shardwise.runtime.calibrate.pace import Crowd, Pace
 from shardwise.runtime.calibrate.timer import Result, Timer, Timing
 from shardwise.runtime.order import Order, order_of
 from shardwise.runtime.poller import cores
+from shardwise.runtime.wire import wire_of
 
 # Visits to each chain, of two timed rounds each; rounds of one rank alone, and of a crowd.
-_FEWEST, _MOST, _ALONE = 1, 8, 3
+_FEWEST, _MOST, _ALONE, _CROWDED = 1, 8, 3, 5
 # So many ranks per core stand for all larger crowds.
 _CROWD = 4
 # Weights and gradients that all ranks may keep between two visits.
@@ -37,6 +38,7 @@ def profile_kernels(
     seconds: float,
     ranks: int | None = None,
     crowd: int = 0,
+    transport: str = "gloo",
 ) -> list[str]:
     """Measure what the profile lacks of some stages, for at most about `seconds`; return what is left.
 
@@ -47,6 +49,7 @@ def profile_kernels(
         ranks: processes that measure the same at once; default one per core.
         crowd: how many of them will share the cores; with more than measure at once, what computations
             take of a core then is measured too.
+        transport: over which ranks that share cores meet; all others meet in memory.
     """
     size = ranks or cores()
     crowded = crowd > size
@@ -59,7 +62,7 @@ def profile_kernels(
         function,
         (chains, seconds, size),
         size=min(crowd, _CROWD * size) if crowded else size,
-        transport="gloo",
+        transport=transport if crowded else "gloo",
         seconds=seconds,
         threads=profile.threads,
     )
@@ -122,11 +125,11 @@ def time_chains(arguments: Any) -> list[Result]:
     end = time.perf_counter() + seconds
     size = dist.get_world_size() if dist.is_initialized() else 1
     overhead, pace = call_overhead(), Pace(min(busy, size))
-    crowd = Pace() if size > busy else None
+    crowd = Crowd() if size > busy else None
     layers = [op.layer for chain in chains for op in chain.ops if not isinstance(op, Regrid)]
-    order = order_of("auto", layers, torch.device("cpu"), pace.rank, _agreed)
+    order = order_of("auto", layers, torch.device("cpu"), pace.rank, agreed)
     for group in groups_of([chain.stored_bytes for chain in chains], _STORED_BYTES / size):
-        left = _agreed(end - time.perf_counter())
+        left = agreed(end - time.perf_counter())
         if results and left <= 0:
             break
         share = left * len(group) / (len(chains) - group[0])
@@ -134,38 +137,53 @@ def time_chains(arguments: Any) -> list[Result]:
     return results
 
 
-def _agreed(seconds: float) -> float:
+def agreed(seconds: float) -> float:
     """Return what rank 0 says: all ranks measure the same and stop together."""
     value = torch.tensor([seconds], dtype=torch.float64)
     if dist.is_initialized():
+        # Who has no core to work on waits here, and sleeps deepest in a sum of the runtime's own.
+        wire_of(dist.group.WORLD, range(dist.get_world_size())).all_reduce(torch.zeros(1))
         dist.broadcast(value, 0)
     return float(value)
 
 
 def _time_group(
-    chains: Sequence[Chain], seconds: float, overhead: float, pace: Pace, crowd: Pace | None, order: Order
+    chains: Sequence[Chain], seconds: float, overhead: float, pace: Pace, crowd: Crowd | None, order: Order
 ) -> list[Result]:
     """Time some chains in turn: how fast the machine is wavers, and all of them shall meet the same."""
     timers = [Timer(chain, overhead, pace, order) for chain in chains]
-    _agreed(0.0)
+    visited = in_turn(timers, pace.rank)
+    agreed(0.0)
     busy, start = pace.rank < pace.size, time.perf_counter()
     if busy:
-        _visit(timers)
+        _visit(visited)
     once = time.perf_counter() - start
-    for _ in range(int(_agreed(min(_MOST, max(_FEWEST, seconds / max(once, 1e-6))))) - 1):
+    for _ in range(int(agreed(min(_MOST, max(_FEWEST, seconds / max(once, 1e-6))))) - 1):
         if busy:
-            _visit(timers)
+            _visit(visited)
     if pace.rank == 0:
         for timer in timers:
             timer.alone(_ALONE)
     # The others wait for rank 0, on their cores as ranks do that wait for a message.
     pace.meet()
-    _agreed(0.0)
+    agreed(0.0)
     if crowd is not None:
-        for timer in timers:
-            timer.crowded(crowd, _ALONE)
-    _agreed(0.0)
+        for timer in visited:
+            timer.crowded(crowd, _CROWDED)
+    agreed(0.0)
     return [timer.result() if busy else Result({}, {}, {}, 0.0, 0.0) for timer in timers]
+
+
+def in_turn(timers: Sequence[Timer], rank: int) -> list[Timer]:
+    """Return timers in the order in which a rank visits them: stages of a pipeline beside each other.
+
+    All ranks do the same at the same time in tiles; in a pipeline each is at a stage of its own, and two of
+    them want the same of the memory only by chance.
+    """
+    alike = [timer for timer in timers if not timer.chain.is_lone]
+    lone = [timer for timer in timers if timer.chain.is_lone]
+    first = rank % max(1, len(lone))
+    return [*alike, *lone[first:], *lone[:first]]
 
 
 def _visit(timers: Sequence[Timer]) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
@@ -18,6 +20,7 @@ from shardwise.runtime.calibrate.clock import now
 from shardwise.runtime.environment import ALONE
 from shardwise.runtime.poller import cores
 from shardwise.runtime.session import current
+from shardwise.runtime.wire import wire_of
 
 # Counters lie on cache lines of their own.
 _LINE = 8
@@ -64,3 +67,18 @@ class Pace:
                 if now() - start > self.spin_seconds:
                     os.sched_yield()
         return now() - start
+
+
+class Crowd:
+    """All ranks of a job that are more than its cores: they meet as training does, and waits cost a core."""
+
+    def __init__(self) -> None:
+        """Lay a wire between all ranks; every rank of the job must call."""
+        self.wire = wire_of(dist.group.WORLD, range(dist.get_world_size()))
+        self.value = torch.zeros(16, dtype=torch.float64)
+
+    def meet(self) -> float:
+        """Wait until all ranks are here; return the seconds on a core that this took."""
+        start = time.thread_time()
+        self.wire.all_reduce(self.value)
+        return time.thread_time() - start

@@ -22,7 +22,7 @@ from shardwise.oracle.profile import key_of
 from shardwise.program import Compute, Normalise, Op, Regrid
 from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.clock import now
-from shardwise.runtime.calibrate.pace import Pace
+from shardwise.runtime.calibrate.pace import Crowd, Pace
 from shardwise.runtime.calibrate.values import SMALL, seed, stored
 from shardwise.runtime.hollow import hollow
 from shardwise.runtime.in_place import rectify
@@ -64,8 +64,8 @@ class Replay:
     """One rank's chain of operations, bound to tensors of its own."""
 
     def __init__(self, chain: Chain, overhead: float, pace: Pace | None = None, order: Order = FIRST) -> None:
-        self.chain, self.rank, self.overhead, self.pace = chain, chain.rank, overhead, pace
-        self.order = order
+        self.chain, self.rank, self.overhead, self.order = chain, chain.rank, overhead, order
+        self.pace: Pace | Crowd | None = pace
         # The seconds of all that was timed, and of the waits for other ranks between.
         self.worked = self.waited = 0.0
         self.refused: dict[str, str] = {}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from shardwise.oracle.kernels import Direction
 from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.clock import spread
-from shardwise.runtime.calibrate.pace import Pace
+from shardwise.runtime.calibrate.pace import Crowd, Pace
 from shardwise.runtime.calibrate.replay import Replay, Times
 from shardwise.runtime.order import FIRST, Order
 
@@ -54,11 +54,13 @@ class Timer:
     """One rank's chain and the times of its rounds."""
 
     def __init__(self, chain: Chain, overhead: float, pace: Pace, order: Order = FIRST) -> None:
+        self.chain = chain
         self.replay = Replay(chain, overhead, pace, order)
         self.times: Times = {}
         self.totals: list[float] = []
         self.lonely: Times = {}
         self.squeezed: Times = {}
+        self.squeezed_totals: list[float] = []
         self.waited = 0.0
         # The first rounds prepare kernels and buffers.
         self.replay.prepare()
@@ -82,13 +84,17 @@ class Timer:
             self._total(self.lonely)
         self.replay.pace = pace
 
-    def crowded(self, pace: Pace, rounds: int) -> None:
-        """Go through the chain together with more ranks than cores, and count the time on a core only."""
+    def crowded(self, crowd: Crowd, rounds: int) -> None:
+        """Go through the chain together with more ranks than cores, and count the time on a core only.
+
+        What the waits for each other take of a core counts too: nobody else can compute there meanwhile.
+        """
         replay = self.replay
-        usual, replay.pace, replay.clock = (replay.pace, replay.clock), pace, time.thread_time
+        usual, replay.pace, replay.clock = (replay.pace, replay.clock), crowd, time.thread_time
         replay.round({})
         for _ in range(rounds):
-            self._total(self.squeezed)
+            before = replay.waited
+            self.squeezed_totals.append(self._total(self.squeezed) + replay.waited - before)
         replay.pace, replay.clock = usual
 
     def _total(self, times: Times) -> float:
@@ -99,11 +105,12 @@ class Timer:
     def result(self, room: bool = True) -> Result:
         """Return what was found; what memory computations take is looked for in a round of its own."""
         more = interruptions(self.times, self.totals)
+        squeeze = interruptions(self.squeezed, self.squeezed_totals) / more
         self.replay.other_sums(self.times)
         shares = self.replay.weight_shares()
         found: Found = {}
         for (key, direction), values in self.times.items():
-            timing = self._timing((key, direction), values, more)
+            timing = self._timing((key, direction), values, more, squeeze)
             if direction != Direction.BACKWARD_INPUT or key not in shares:
                 found.setdefault(key, {})[direction] = timing
                 continue
@@ -114,13 +121,13 @@ class Timer:
         taken = self.replay.room() if room else {}
         return Result(found, self.replay.refused, taken, sum(self.totals), self.waited)
 
-    def _timing(self, what: tuple[str, str], values: Sequence[float], more: float) -> Timing:
+    def _timing(self, what: tuple[str, str], values: Sequence[float], more: float, squeeze: float) -> Timing:
         usual = statistics.median(values)
         alone, crowd = (
             statistics.median(times[what]) if what in times else 0.0 for times in (self.lonely, self.squeezed)
         )
         faster = usual / alone if usual and alone else 1.0
-        slower = max(1.0, crowd / usual) if usual and crowd else 1.0
+        slower = max(1.0, squeeze * crowd / usual) if usual and crowd else 1.0
         return Timing(more * usual, spread(values), faster, slower if self.squeezed else 0.0)
 
 
@@ -130,5 +137,7 @@ def interruptions(times: Times, totals: Sequence[float]) -> float:
     Something interrupts a few of them in every round, others each time; the median of each one is free of
     it, and that of a step is not.
     """
+    if not totals:
+        return 1.0
     usual = sum(statistics.median(values) * len(values) for values in times.values()) / len(totals)
     return max(1.0, statistics.median(totals) / usual) if usual else 1.0

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from shardwise.program import Regrid
 from shardwise.runtime.calibrate.chains import Chain
+from shardwise.runtime.calibrate.kernels import agreed, in_turn
 from shardwise.runtime.calibrate.overheads import call_overhead
 from shardwise.runtime.calibrate.pace import Pace
 from shardwise.runtime.calibrate.timer import Result, Timer
+from shardwise.runtime.order import order_of
 from shardwise.runtime.poller import cores
 from shardwise.runtime.wire import wire_of
 
@@ -23,7 +26,10 @@ class Turns:
         self.works = dist.get_rank() < self.size
         pace = Pace(self.size) if chains else None
         overhead = call_overhead()
-        self.timers = [Timer(chain, overhead, pace) for chain in chains] if pace and self.works else []
+        layers = [op.layer for chain in chains for op in chain.ops if not isinstance(op, Regrid)]
+        order = order_of("auto", layers, torch.device("cpu"), dist.get_rank(), agreed)
+        timers = [Timer(chain, overhead, pace, order) for chain in chains] if pace and self.works else []
+        self.timers, self.visited = timers, in_turn(timers, dist.get_rank())
         # As steps wait: who has no core must not take one from those that compute.
         self.wire = wire_of(dist.group.WORLD, range(dist.get_world_size()))
         self._meet()
@@ -31,7 +37,7 @@ class Turns:
     def turn(self) -> None:
         """Go through every chain once."""
         self._meet()
-        for timer in self.timers:
+        for timer in self.visited:
             timer.again()
         self._meet()
 
