@@ -2,10 +2,12 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from shardwise.commands.subject import build_model, training_graph
 from shardwise.graph import capture
 from shardwise.machine import Device, Machine
 from shardwise.oracle import Direction, Roofline, Task
@@ -18,9 +20,10 @@ from shardwise.program.lowered import lower
 from shardwise.runtime.calibrate import calibrate, profile_kernels
 from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.device import device_name, time_device
+from shardwise.runtime.calibrate.kernels import in_turn
 from shardwise.runtime.calibrate.network import measure_network, rising
 from shardwise.runtime.calibrate.replay import Replay
-from shardwise.runtime.calibrate.timer import interruptions
+from shardwise.runtime.calibrate.timer import interruptions, share_of_waits
 from shardwise.runtime.calibrate.updates import update_link
 from shardwise.runtime.calibrate.values import stored
 from shardwise.runtime.in_place import rectify
@@ -52,6 +55,28 @@ def test_interruptions_of_some_computations_are_shared_out_over_all():
     times = {("a", "forward"): [1.0, 1.0, 2.0], ("b", "forward"): [1.0, 2.0, 1.0]}
     assert interruptions(times, [2.0, 3.0, 3.0]) == pytest.approx(1.5)
     assert interruptions(times, [1.0, 1.0, 1.0]) == 1.0
+
+
+def test_waits_of_a_crowd_are_a_share_of_its_computations():
+    times = {("a", "forward"): [1.0, 1.0, 2.0], ("b", "forward"): [1.0, 2.0, 1.0]}
+    assert share_of_waits(times, [0.5, 0.5, 9.0]) == pytest.approx(0.25)
+    assert share_of_waits(times, [-0.1, -0.1, 0.3]) == 0.0
+    assert share_of_waits({}, []) == 0.0
+
+
+def test_stages_of_a_pipeline_are_timed_beside_each_other_and_all_else_together():
+    graph = training_graph(build_model("resnet20"), (3, 8, 8), 4)
+    step = lower(graph, Plan.parse("stages=2 micro_batches=2"))
+    stages = [Chain.whole(step.stage(s, 0, 0), 0) for s in range(2)]
+    alike = [
+        Chain.whole(lower(graph, Plan.parse(text)).stage(0, 0, 0), 0) for text in ("data=2", "spatial=2x1")
+    ]
+    assert [chain.is_lone for chain in stages] == [True, True]
+    assert [chain.is_lone for chain in alike] == [False, False]
+    timers = [SimpleNamespace(chain=chain) for chain in (stages[0], alike[0], stages[1], alike[1])]
+    orders = [[t.chain for t in in_turn(timers, rank)] for rank in range(3)]
+    assert orders[0] == orders[2] == [*alike, *stages]
+    assert orders[1] == [*alike, *reversed(stages)]
 
 
 def test_parameters_are_updated_in_the_time_of_their_size():

@@ -155,7 +155,7 @@ class Oracle:
         """Return what every rank does when; a step that was simulated alike before is not again."""
         machine, _ = self._crowded(plan)
         cores = machine.node.cores if machine.device.host else 0
-        per_node, jitter = self.ranks_per_node(plan.ranks), self._jitter(machine)
+        per_node, jitter = self.ranks_per_node(plan.ranks), self._jitter(machine, walk)
         key = (cores, per_node, jitter)
         if key not in walk.spans:
             walk.spans[key] = simulate(
@@ -163,8 +163,11 @@ class Oracle:
             )
         return walk.spans[key]
 
-    def _jitter(self, machine: Machine) -> Curve | None:
+    def _jitter(self, machine: Machine, walk: Walk) -> Curve | None:
         """Return by which part of their work ranks that meet are late."""
+        if any(speed.crowded > 1.0 for speed in walk.paces.values()):
+            # What waits take where ranks share cores was measured with the computations.
+            return None
         least = self.kernels.lateness() if machine.device.host else 0.0
         if machine.jitter is None:
             return Curve(((1.0, least),)) if least else None
@@ -205,7 +208,7 @@ class Oracle:
                 lambda m: self.on(m).seconds(plan, samples),
                 cores=machine.node.cores if machine.device.host else 0,
                 ranks_per_node=self.ranks_per_node(plan.ranks),
-                jitter=self._jitter(machine),
+                jitter=self._jitter(machine, walk),
                 paces=walk.paces,
             ),
             timeline=spans,

@@ -60,7 +60,7 @@ class Timer:
         self.totals: list[float] = []
         self.lonely: Times = {}
         self.squeezed: Times = {}
-        self.squeezed_totals: list[float] = []
+        self.squeezed_waits: list[float] = []
         self.waited = 0.0
         # The first rounds prepare kernels and buffers.
         self.replay.prepare()
@@ -94,7 +94,8 @@ class Timer:
         replay.round({})
         for _ in range(rounds):
             before = replay.waited
-            self.squeezed_totals.append(self._total(self.squeezed) + replay.waited - before)
+            self._total(self.squeezed)
+            self.squeezed_waits.append(replay.waited - before)
         replay.pace, replay.clock = usual
 
     def _total(self, times: Times) -> float:
@@ -105,12 +106,12 @@ class Timer:
     def result(self, room: bool = True) -> Result:
         """Return what was found; what memory computations take is looked for in a round of its own."""
         more = interruptions(self.times, self.totals)
-        squeeze = interruptions(self.squeezed, self.squeezed_totals) / more
+        waits = share_of_waits(self.squeezed, self.squeezed_waits)
         self.replay.other_sums(self.times)
         shares = self.replay.weight_shares()
         found: Found = {}
         for (key, direction), values in self.times.items():
-            timing = self._timing((key, direction), values, more, squeeze)
+            timing = self._timing((key, direction), values, more, waits)
             if direction != Direction.BACKWARD_INPUT or key not in shares:
                 found.setdefault(key, {})[direction] = timing
                 continue
@@ -121,13 +122,13 @@ class Timer:
         taken = self.replay.room() if room else {}
         return Result(found, self.replay.refused, taken, sum(self.totals), self.waited)
 
-    def _timing(self, what: tuple[str, str], values: Sequence[float], more: float, squeeze: float) -> Timing:
+    def _timing(self, what: tuple[str, str], values: Sequence[float], more: float, waits: float) -> Timing:
         usual = statistics.median(values)
         alone, crowd = (
             statistics.median(times[what]) if what in times else 0.0 for times in (self.lonely, self.squeezed)
         )
         faster = usual / alone if usual and alone else 1.0
-        slower = max(1.0, squeeze * crowd / usual) if usual and crowd else 1.0
+        slower = max(1.0, (1.0 + waits) * crowd / usual) if usual and crowd else 1.0
         return Timing(more * usual, spread(values), faster, slower if self.squeezed else 0.0)
 
 
@@ -137,7 +138,13 @@ def interruptions(times: Times, totals: Sequence[float]) -> float:
     Something interrupts a few of them in every round, others each time; the median of each one is free of
     it, and that of a step is not.
     """
-    if not totals:
-        return 1.0
     usual = sum(statistics.median(values) * len(values) for values in times.values()) / len(totals)
     return max(1.0, statistics.median(totals) / usual) if usual else 1.0
+
+
+def share_of_waits(times: Times, waits: Sequence[float]) -> float:
+    """Return what the waits of a round take of a core, in proportion to its computations."""
+    if not waits:
+        return 0.0
+    usual = sum(statistics.median(values) * len(values) for values in times.values()) / len(waits)
+    return max(0.0, statistics.median(waits) / usual) if usual else 0.0
