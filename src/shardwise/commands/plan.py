@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardwise.commands.subject import build_model, parse_bytes, sample_shape, training_graph
+from shardwise.commands.waiting import Waiting
 
 if TYPE_CHECKING:
     from shardwise.graph import Graph
@@ -36,6 +37,9 @@ def command(
     profile_seconds: Annotated[
         float, typer.Option(help="Measure unseen layer shapes on this machine for at most so long.")
     ] = 0.0,
+    quick: Annotated[
+        bool, typer.Option(help="On up to 8 ranks, do not simulate every plan that may be best.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Rank every way to split a network's training, best first, with reasons for the refused ones."""
@@ -51,13 +55,16 @@ def command(
         "keep": keep,
         "optimizer_slots": slots,
         "profile_seconds": profile_seconds,
+        "exact": False if quick else None,
     }
     answer = None
-    if find is None:
-        ranking = search(graph, where, counts, batch, **asking)
-    else:
-        answer = answer_to(find, graph, where, max(counts), batch, asking)
-        ranking = answer.ranking
+    with Waiting() as progress:
+        asking["progress"] = progress
+        if find is None:
+            ranking = search(graph, where, counts, batch, **asking)
+        else:
+            answer = answer_to(find, graph, where, max(counts), batch, asking)
+            ranking = answer.ranking
     if as_json:
         found = {} if answer is None else {"found": {"question": find, "value": answer.value}}
         print(json.dumps(found | to_json(ranking)))

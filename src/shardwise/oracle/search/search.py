@@ -2,14 +2,11 @@
 
 Nothing is dropped but plans that need more memory than there is, and plans that have a lower bound which is
 no better than what is already among the best `keep`. Small worlds are simulated event by event (`few`), large
-ones pass by pass (`worlds`); small worlds with very many plans of deep networks pass by pass first, and then
-the best of them event by event.
+ones pass by pass (`worlds`), which is also where small ones begin.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -19,7 +16,7 @@ from shardwise.oracle.kernels import KernelTimes
 from shardwise.oracle.predict import Oracle, oracle_of
 from shardwise.oracle.search.bounds import Rows
 from shardwise.oracle.search.coarse import Coarse
-from shardwise.oracle.search.few import Few
+from shardwise.oracle.search.few import Few, Progress
 from shardwise.oracle.search.kept import Kept
 from shardwise.oracle.search.ranking import Entry, Ranking, front_of
 from shardwise.oracle.search.tally import Tally
@@ -28,9 +25,7 @@ from shardwise.plan import Plan
 
 # Up to so many ranks plans are ranked by a simulation of every event.
 EXACT_RANKS = 8
-# That takes about a second for so many layers of all plans together; with more than ten times as many only
-# the best of a quicker search are simulated.
-_LAYERS_PER_SECOND = 7_000
+# Before that so many of those that a quicker search holds for the best.
 _QUICKLY_BEST = 16
 
 
@@ -48,6 +43,7 @@ def search(
     exact: bool | None = None,
     all_ranks: bool = False,
     refuse: Callable[[Plan], str] | None = None,
+    progress: Progress | None = None,
 ) -> Ranking:
     """Rank the plans of a network on a machine.
 
@@ -61,10 +57,11 @@ def search(
         keep: how many plans to rank.
         kernels: times of computations; default a roofline of the machine's device.
         optimizer_slots: copies of the parameters that the optimizer keeps.
-        exact: simulate every plan event by event that may be best; default: for few ranks, unless that
-            takes long.
+        exact: simulate every plan event by event that may be best; default: on up to 8 ranks. If not,
+            one rank stands for each stage's group, which is quicker and may miss the best by a little.
         all_ranks: only plans that use all ranks.
         refuse: says why a plan must not be used, or nothing.
+        progress: is told how many of how many plans are done with, while they are simulated event by event.
     """
     if ranks < 1:
         raise ValueError(f"ranks: {ranks} found; at least 1")
@@ -73,36 +70,27 @@ def search(
     samples, limit, tally = batch or graph.batch, memory or oracle.memory_per_rank(ranks), Tally()
     rows = legal_rows(oracle.at(samples), ranks, all_ranks, tally, refuse)
 
-    def ranked(fine: bool, count: int) -> Ranking:
-        kept, counted = Kept(objective, count), copy.deepcopy(tally)
-        found = (_few if fine else _many)(oracle, samples, rows, kept, limit, counted)
-        ordered = sorted(found, key=lambda e: (kept.score(e.step_seconds, e.peak_bytes, e.ranks), e.ranks))
-        return Ranking(
-            tuple(ordered[:count]),
-            front_of(found),
-            tuple(counted.reasons),
-            counted.counts,
-            objective,
-            where.name,
-            ranks,
-            limit,
-        )
-
-    few = ranks <= EXACT_RANKS
-    if exact is not None or not few or _is_quick(oracle, rows, ranks):
-        return ranked(few if exact is None else exact, keep)
-    best = ranked(False, max(keep, _QUICKLY_BEST)).simulated()
-    # What seems to fit may not, by a little; then every plan has to be looked at.
-    return dataclasses.replace(best, entries=best.entries[:keep]) if best.entries else ranked(True, keep)
+    kept = Kept(objective, keep)
+    if exact if exact is not None else ranks <= EXACT_RANKS:
+        quick = _many(oracle, samples, rows, Kept(objective, _QUICKLY_BEST), limit, Tally())
+        first = [entry.plan for entry in _ordered(quick, objective)[:_QUICKLY_BEST]]
+        found = _few(oracle, samples, rows, kept, limit, tally, first, progress)
+    else:
+        found = _many(oracle, samples, rows, kept, limit, tally)
+    return Ranking(
+        tuple(_ordered(found, objective)[:keep]),
+        front_of(found),
+        tuple(tally.reasons),
+        tally.counts,
+        objective,
+        where.name,
+        ranks,
+        limit,
+    )
 
 
-def _is_quick(oracle: Oracle, rows: list[Rows], ranks: int) -> bool:
-    """Tell whether all plans can be simulated in some seconds, or must be: where ranks share cores."""
-    machine = oracle.machine
-    if machine.device.host and min(ranks, oracle.ranks_per_node(ranks)) > machine.node.cores:
-        return True
-    plans = sum(len(some.shape) for some in rows)
-    return plans * len(oracle.graph) <= 10 * _LAYERS_PER_SECOND
+def _ordered(found: list[Entry], objective: str) -> list[Entry]:
+    return sorted(found, key=lambda e: (e.score(objective), e.ranks))
 
 
 def _many(
@@ -117,9 +105,18 @@ def _many(
     ]
 
 
-def _few(oracle: Oracle, batch: int, rows: list[Rows], kept: Kept, limit: float, tally: Tally) -> list[Entry]:
+def _few(
+    oracle: Oracle,
+    batch: int,
+    rows: list[Rows],
+    kept: Kept,
+    limit: float,
+    tally: Tally,
+    first: list[Plan],
+    progress: Progress | None,
+) -> list[Entry]:
     ask = partial(oracle.predict, batch=batch)
     return [
         Entry(plan, seconds, batch, peak, plan.ranks, ask)
-        for plan, seconds, peak in Few(oracle, batch, rows, kept, limit, tally).run()
+        for plan, seconds, peak in Few(oracle, batch, rows, kept, limit, tally, first, progress).run()
     ]
