@@ -1,5 +1,6 @@
 """The search: nothing is lost, bounds hold, and on few ranks the best is that of exhaustive simulation."""
 
+import dataclasses
 import time
 
 import pytest
@@ -8,8 +9,9 @@ from oracle_cases import Fixed, machine
 from torch import nn
 
 from shardwise.graph import capture
+from shardwise.machine import Node
 from shardwise.oracle import choose
-from shardwise.oracle.search import Counts, search
+from shardwise.oracle.search import Counts, NoPlanError, search
 from shardwise.oracle.search.ranking import Entry, Ranking, front_of
 from shardwise.oracle.search.space import MICRO_BATCHES, SCHEDULES, candidates
 from shardwise.plan import Plan
@@ -51,11 +53,34 @@ def test_memory_refuses_with_a_reason(graph):
     assert any("GB" in refused.reason for refused in ranking.refused)
 
 
-def test_nothing_fits_is_said_when_the_best_is_asked_for(graph):
-    ranking = search(graph, machine(), 2, memory=1.0, kernels=Fixed())
-    assert len(ranking) == 0
-    with pytest.raises(ValueError, match="no plan for 2 ranks"):
-        _ = ranking.best
+@pytest.mark.parametrize("exact", [True, False])
+def test_where_nothing_fits_the_nearest_plan_is_named_with_what_it_needs(graph, exact):
+    least = search(graph, machine(), 2, kernels=Fixed(), objective="memory", exact=exact).best
+    with pytest.raises(NoPlanError, match="no plan for 2 ranks of simple") as caught:
+        search(graph, machine(), 2, memory=0.5 * least.peak_bytes, kernels=Fixed(), exact=exact)
+    text = str(caught.value)
+    assert f"the nearest plan is {least.plan} " in text
+    assert f"needs {least.peak_bytes / 1e9:.3g} GB of {least.peak_bytes / 2e9:.3g} GB" in text
+    assert "fewest-ranks" in text
+
+
+def test_more_ranks_than_the_machine_has_are_refused(graph):
+    with pytest.raises(ValueError, match=r"4000 asked for, lassen has 3168 \(792 nodes of 4\)"):
+        search(graph, "lassen", 4000)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_plan_that_leaves_ranks_idle_has_their_memory(graph, exact):
+    device = dataclasses.replace(machine().device, host=True)
+    asking = {"kernels": Fixed(), "exact": exact, "objective": "memory", "keep": 100}
+    found = search(graph, machine(device=device, node=Node(1, 4), nodes=1), 2, **asking)
+    need = {n: min(e.peak_bytes for e in found if e.ranks == n) for n in (1, 2)}
+    # One rank with all of the host's memory has room, two with half of it each have none.
+    small = dataclasses.replace(device, memory_bytes=1.01 * need[1])
+    assert need[2] > small.memory_bytes / 2
+    fits = search(graph, machine(device=small, node=Node(1, 4), nodes=1), 2, **asking)
+    assert {entry.ranks for entry in fits} == {1}
+    assert all(entry.peak_bytes <= small.memory_bytes for entry in fits)
 
 
 def test_the_front_falls_in_memory_as_it_rises_in_time(graph):

@@ -45,6 +45,7 @@ def command(
     """Rank every way to split a network's training, best first, with reasons for the refused ones."""
     from shardwise.ask import search
     from shardwise.machine import Machine
+    from shardwise.oracle.search import NoPlanError
 
     where = Machine.load(machine)
     counts = _numbers(ranks)
@@ -58,13 +59,19 @@ def command(
         "exact": False if quick else None,
     }
     answer = None
-    with Waiting() as progress:
-        asking["progress"] = progress
-        if find is None:
-            ranking = search(graph, where, counts, batch, **asking)
-        else:
-            answer = answer_to(find, graph, where, max(counts), batch, asking)
-            ranking = answer.ranking
+    try:
+        with Waiting() as progress:
+            asking["progress"] = progress
+            if find is None:
+                ranking = search(graph, where, counts, batch, **asking)
+            else:
+                answer = answer_to(find, graph, where, max(counts), batch, asking)
+                ranking = answer.ranking
+    except NoPlanError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"error": str(error)} | to_json(error.ranking)))
+        raise typer.Exit(2) from error
     if as_json:
         found = {} if answer is None else {"found": {"question": find, "value": answer.value}}
         print(json.dumps(found | to_json(ranking)))

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from shardwise.oracle.kernels import Roofline
 from shardwise.oracle.predict import Oracle
 from shardwise.oracle.profile import Profile
+from shardwise.oracle.search.allowance import Allowance, Nearest
 from shardwise.oracle.search.bounds import TIMINGS, Rows
+from shardwise.oracle.search.holding import Holdings, least_bytes
 from shardwise.oracle.search.kept import Kept, gigabytes
 from shardwise.oracle.search.relaxed import Relaxed
 from shardwise.oracle.search.space import candidate
@@ -39,7 +41,7 @@ class Few:
         batch: samples of the mini-batch.
         rows: the plans.
         kept: what is best so far, and by which measure.
-        limit: bytes that a rank may use.
+        limit: what a rank may use.
         tally: counts what becomes of the plans.
         first: some of the plans that are likely to be good.
         progress: is told how many of how many plans are done with.
@@ -51,7 +53,7 @@ class Few:
         batch: int,
         rows: Sequence[Rows],
         kept: Kept,
-        limit: float,
+        limit: Allowance,
         tally: Tally,
         first: Sequence[Plan] = (),
         progress: Progress | None = None,
@@ -62,6 +64,8 @@ class Few:
         self.gain = _gain(oracle)
         self._oracles: OrderedDict[object, Oracle] = OrderedDict()
         self.found: list[Found] = []
+        self._nearest: Nearest | None = None
+        self.too_large: list[tuple[float, int, Plan]] = []
 
     def run(self) -> list[Found]:
         """Simulate in the order of the bounds until no bound is better than what is kept."""
@@ -82,15 +86,35 @@ class Few:
 
     def _simulate(self, plan: Plan) -> None:
         seconds, peak = self._oracle_of(plan).quick(plan, self.batch)
-        if peak > self.limit:
-            self.tally.refuse(plan, f"a rank needs {gigabytes(peak, self.limit)}")
+        limit = self.limit.of(plan.ranks)
+        if peak > limit:
+            self._refuse(plan, peak)
+            self._compare(Nearest(plan, peak, limit))
             return
         self.tally.simulated += 1
         self.kept.add(seconds, peak, plan.ranks)
         self.found.append((plan, seconds, peak))
 
-    def _score(self, seconds: float, plan: Plan) -> float:
-        return self.kept.score(seconds, 0.0, plan.ranks)
+    def _score(self, seconds: float, nbytes: float, plan: Plan) -> float:
+        return self.kept.score(seconds, nbytes, plan.ranks)
+
+    def _refuse(self, plan: Plan, needed: float, least: str = "") -> None:
+        limit = self.limit.of(plan.ranks)
+        self.tally.refuse(plan, f"a rank needs {least}{gigabytes(needed, limit)}")
+
+    def _compare(self, found: Nearest) -> Nearest:
+        if self._nearest is None or found.excess < self._nearest.excess:
+            self._nearest = found
+        return self._nearest
+
+    def nearest(self) -> Nearest | None:
+        """Return the plan that needs least of what it has, where none fits."""
+        for bound, _, plan in sorted(self.too_large, key=lambda entry: entry[:2]):
+            if self._nearest is not None and bound >= self._nearest.excess:
+                break
+            peak = self._oracle_of(plan).quick(plan, self.batch)[1]
+            self._compare(Nearest(plan, peak, self.limit.of(plan.ranks)))
+        return self._nearest
 
     def _bounded(self) -> Iterator[tuple[float, Plan]]:
         """Yield all plans that can be used, with a score that each cannot beat."""
@@ -127,18 +151,23 @@ class Few:
 
     def _scores(self, plans: Sequence[Plan]) -> Iterator[tuple[float, Plan]]:
         """Bound plans that cut and split the network alike: the one with most samples at once is lowered."""
-        if self.kept.objective == "memory":
-            yield from ((0.0, plan) for plan in plans)
-            return
         largest = max(plans, key=self._samples)
         passes = Passes(lower(self.oracle.at(self.batch), largest), self.oracle.kernels)
+        holdings = Holdings(passes, self.oracle.machine.device.host)
         for plan in plans:
             machine = self.oracle.crowded(plan)
             relaxed = Relaxed(plan, passes, machine, self.gain, machine.shared_cores(plan.ranks))
-            bound = self._score(relaxed.busiest(), plan)
-            if bound < self.kept.worst:
-                bound = max(bound, self._score(relaxed.seconds(), plan))
-            yield bound, plan
+            seconds = relaxed.busiest()
+            if self._score(seconds, 0.0, plan) < self.kept.worst and self.kept.objective != "memory":
+                seconds = max(seconds, relaxed.seconds())
+            if self._score(seconds, 0.0, plan) >= self.kept.worst:
+                continue
+            least = least_bytes(relaxed, holdings, self.oracle.optimizer_slots)
+            if least > self.limit.of(plan.ranks):
+                self._refuse(plan, least, "at least ")
+                self.too_large.append((least / self.limit.of(plan.ranks), len(self.too_large), plan))
+            else:
+                yield self._score(seconds, least, plan), plan
 
     def _oracle_of(self, plan: Plan) -> Oracle:
         """Return an oracle of its own for each shape, so that what it remembers can be forgotten."""

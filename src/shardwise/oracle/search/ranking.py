@@ -13,7 +13,10 @@ from shardwise.plan import Plan
 
 @dataclass(frozen=True)
 class Entry:
-    """One plan with what the search found; `prediction` is worked out in full when it is asked for."""
+    """One plan with what the search found; `prediction` is worked out in full when it is asked for.
+
+    `memory_bytes` are those that each of its ranks may use.
+    """
 
     plan: Plan
     step_seconds: float
@@ -22,6 +25,7 @@ class Entry:
     ranks: int
     ask: Callable[[Plan], Prediction] = field(repr=False, compare=False)
     words: str = ""
+    memory_bytes: float = float("inf")
 
     @property
     def samples_per_second(self) -> float:
@@ -79,7 +83,7 @@ class Ranking:
         objective: what "best" means.
         machine: its name.
         ranks: how many there were.
-        memory_bytes: the limit per rank.
+        memory_bytes: the limit per rank where all ranks are used.
     """
 
     entries: tuple[Entry, ...]
@@ -108,7 +112,7 @@ class Ranking:
             )
             for e in self.entries
         ]
-        good = [e for e in found if e.peak_bytes <= self.memory_bytes]
+        good = [e for e in found if e.peak_bytes <= e.memory_bytes]
         ordered = sorted(good, key=lambda e: (e.score(self.objective), e.ranks))
         return dataclasses.replace(self, entries=tuple(ordered), front=front_of(good))
 
@@ -116,8 +120,7 @@ class Ranking:
     def best(self) -> Entry:
         """Return the best plan."""
         if not self.entries:
-            reasons = "; ".join(dict.fromkeys(r.reason for r in self.refused[:3]))
-            raise ValueError(f"no plan for {self.ranks} ranks of {self.machine} can be used: {reasons}")
+            raise NoPlanError(self)
         return self.entries[0]
 
     def __str__(self) -> str:
@@ -148,6 +151,21 @@ class Ranking:
                 ]
             )
         return "\n".join(lines)
+
+
+class NoPlanError(ValueError):
+    """Say that no plan can be used, which one comes nearest, and what would help.
+
+    Args:
+        ranking: without entries, with all that was refused.
+        why: the plan that comes nearest, or nothing.
+    """
+
+    def __init__(self, ranking: Ranking, why: str = "") -> None:
+        self.ranking = ranking
+        reasons = "; ".join(dict.fromkeys(r.reason for r in ranking.refused[:3]))
+        said = why or reasons or "there is none"
+        super().__init__(f"no plan for {ranking.ranks} ranks of {ranking.machine} can be used: {said}")
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

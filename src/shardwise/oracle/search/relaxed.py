@@ -96,7 +96,7 @@ class Relaxed:
         return self.machine.device.update_seconds(trained.values())
 
     @cached_property
-    def _sums(self) -> list[list[tuple[Bucket, Event, Event]]]:
+    def sums(self) -> list[list[tuple[Bucket, Event, Event]]]:
         """Return for every position the sums of its gradients, with their starts and waits."""
         machine, mesh = self.machine, self.mesh
         buckets = buckets_of(self.passes.programs, mesh)
@@ -152,13 +152,13 @@ class Relaxed:
     def _launches(self, position: int, stage: int) -> Iterator[Event]:
         """Yield the starts of a stage's sums, as if all gradients were there when its last pass begins."""
         names = self.passes.programs[stage].parameters
-        for bucket, launch, _ in self._sums[position]:
+        for bucket, launch, _ in self.sums[position]:
             if not bucket.names.isdisjoint(names):
                 yield launch._replace(seconds=0.0)
 
     def _waits(self, position: int) -> Iterator[Event]:
         # Of two stages either one may be done first: which of their sums is waited for last is not known.
-        sums, one = self._sums[position], len(self.mesh.directions) == 1
+        sums, one = self.sums[position], len(self.mesh.directions) == 1
         yield Event(Kind.WORK, sum(launch.seconds for _, launch, _ in sums) / self.gain, REDUCTION)
         for _, _, wait in sums:
             yield wait._replace(seconds=wait.seconds / self.gain if one else 0.0)

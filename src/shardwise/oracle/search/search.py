@@ -14,11 +14,12 @@ from shardwise.graph import Graph
 from shardwise.machine import Machine
 from shardwise.oracle.kernels import KernelTimes
 from shardwise.oracle.predict import Oracle, oracle_of
+from shardwise.oracle.search.allowance import Allowance, Nearest, check_ranks
 from shardwise.oracle.search.bounds import Rows
 from shardwise.oracle.search.coarse import Coarse
 from shardwise.oracle.search.few import Few, Progress
 from shardwise.oracle.search.kept import Kept
-from shardwise.oracle.search.ranking import Entry, Ranking, front_of
+from shardwise.oracle.search.ranking import Entry, NoPlanError, Ranking, front_of
 from shardwise.oracle.search.tally import Tally
 from shardwise.oracle.search.worlds import Worlds, legal_rows
 from shardwise.plan import Plan
@@ -27,6 +28,7 @@ from shardwise.plan import Plan
 EXACT_RANKS = 8
 # Before that so many of those that a quicker search holds for the best.
 _QUICKLY_BEST = 16
+Answer = tuple[list[Entry], Nearest | None]
 
 
 def search(
@@ -45,14 +47,15 @@ def search(
     refuse: Callable[[Plan], str] | None = None,
     progress: Progress | None = None,
 ) -> Ranking:
-    """Rank the plans of a network on a machine.
+    """Rank the plans of a network on a machine; where none fits, say which one comes nearest (`NoPlanError`).
 
     Args:
         graph: a captured network, with its loss behind it where it has one.
         machine: a `Machine`, a preset's name or a TOML file.
         ranks: how many there are; plans may leave some of them idle.
         batch: samples of the global mini-batch; default: those of the graph.
-        memory: bytes that a rank may use; default: what the device has.
+        memory: bytes that a rank may use; default: what the device has, or, where the ranks of a plan
+            share a host, its part of that.
         objective: `time`, `memory` (bytes of the fullest rank) or `cost` (ranks x seconds).
         keep: how many plans to rank.
         kernels: times of computations; default a roofline of the machine's device.
@@ -63,21 +66,20 @@ def search(
         refuse: says why a plan must not be used, or nothing.
         progress: is told how many of how many plans are done with, while they are simulated event by event.
     """
-    if ranks < 1:
-        raise ValueError(f"ranks: {ranks} found; at least 1")
     where = Machine.load(machine)
+    check_ranks(where, ranks)
     oracle = oracle_of(graph, where, kernels, optimizer_slots=optimizer_slots)
-    samples, limit, tally = batch or graph.batch, memory or oracle.memory_per_rank(ranks), Tally()
+    samples, limit, tally = batch or graph.batch, Allowance(where, memory), Tally()
     rows = legal_rows(oracle.at(samples), ranks, all_ranks, tally, refuse)
 
     kept = Kept(objective, keep)
     if exact if exact is not None else ranks <= EXACT_RANKS:
-        quick = _many(oracle, samples, rows, Kept(objective, _QUICKLY_BEST), limit, Tally())
+        quick, _ = _many(oracle, samples, rows, Kept(objective, _QUICKLY_BEST), limit, Tally())
         first = [entry.plan for entry in _ordered(quick, objective)[:_QUICKLY_BEST]]
-        found = _few(oracle, samples, rows, kept, limit, tally, first, progress)
+        found, nearest = _few(oracle, samples, rows, kept, limit, tally, first, progress)
     else:
-        found = _many(oracle, samples, rows, kept, limit, tally)
-    return Ranking(
+        found, nearest = _many(oracle, samples, rows, kept, limit, tally)
+    ranking = Ranking(
         tuple(_ordered(found, objective)[:keep]),
         front_of(found),
         tuple(tally.reasons),
@@ -85,24 +87,27 @@ def search(
         objective,
         where.name,
         ranks,
-        limit,
+        limit.of(ranks),
     )
+    if not found:
+        raise NoPlanError(ranking, str(nearest or ""))
+    return ranking
 
 
 def _ordered(found: list[Entry], objective: str) -> list[Entry]:
     return sorted(found, key=lambda e: (e.score(objective), e.ranks))
 
 
-def _many(
-    oracle: Oracle, batch: int, rows: list[Rows], kept: Kept, limit: float, tally: Tally
-) -> list[Entry]:
+def _many(oracle: Oracle, batch: int, rows: list[Rows], kept: Kept, limit: Allowance, tally: Tally) -> Answer:
     kernels, slots = oracle.kernels.kernels, oracle.optimizer_slots
     coarse = Coarse(oracle.at(batch), oracle.machine, kernels, rows, optimizer_slots=slots)
     ask = partial(oracle.predict, batch=batch)
-    return [
-        Entry(c.plan(), outcome.seconds, batch, outcome.peak_bytes, c.ranks, ask, outcome.words)
-        for c, outcome in Worlds(coarse, kept, limit, tally).run()
+    worlds = Worlds(coarse, kept, limit, tally)
+    entries = [
+        Entry(c.plan(), o.seconds, batch, o.peak_bytes, c.ranks, ask, o.words, limit.of(c.ranks))
+        for c, o in worlds.run()
     ]
+    return entries, None if entries else worlds.nearest()
 
 
 def _few(
@@ -110,13 +115,15 @@ def _few(
     batch: int,
     rows: list[Rows],
     kept: Kept,
-    limit: float,
+    limit: Allowance,
     tally: Tally,
     first: list[Plan],
     progress: Progress | None,
-) -> list[Entry]:
+) -> Answer:
     ask = partial(oracle.predict, batch=batch)
-    return [
-        Entry(plan, seconds, batch, peak, plan.ranks, ask)
-        for plan, seconds, peak in Few(oracle, batch, rows, kept, limit, tally, first, progress).run()
+    few = Few(oracle, batch, rows, kept, limit, tally, first, progress)
+    entries = [
+        Entry(plan, seconds, batch, peak, plan.ranks, ask, memory_bytes=limit.of(plan.ranks))
+        for plan, seconds, peak in few.run()
     ]
+    return entries, None if entries else few.nearest()
