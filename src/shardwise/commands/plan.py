@@ -37,6 +37,9 @@ def command(
     profile_seconds: Annotated[
         float, typer.Option(help="Measure unseen layer shapes on this machine for at most so long.")
     ] = 0.0,
+    front: Annotated[
+        bool, typer.Option(help="Look for all plans that none beats in time, memory and ranks, too.")
+    ] = False,
     quick: Annotated[
         bool, typer.Option(help="On up to 8 ranks, do not simulate every plan that may be best.")
     ] = False,
@@ -57,6 +60,7 @@ def command(
         "optimizer_slots": slots,
         "profile_seconds": profile_seconds,
         "exact": False if quick else None,
+        "front": front,
     }
     answer = None
     try:
@@ -134,9 +138,15 @@ def to_json(ranking: Any) -> dict[str, Any]:
             for entry in ranking.entries
         ],
         "front": [
-            {"plan": str(e.plan), "step_seconds": e.step_seconds, "peak_bytes": int(e.peak_bytes)}
+            {
+                "plan": str(e.plan),
+                "ranks": e.ranks,
+                "step_seconds": e.step_seconds,
+                "peak_bytes": int(e.peak_bytes),
+            }
             for e in ranking.front
         ],
+        "front_is_complete": ranking.front_is_complete,
         "refused": [{"plan": r.plan, "reason": r.reason, "count": r.count} for r in ranking.refused],
         "counts": {
             "enumerated": counts.enumerated,

@@ -66,7 +66,12 @@ def over_ranks(
     refused = tuple(dict.fromkeys(r for ranking in rankings for r in ranking.refused))
     last = rankings[-1]
     return dataclasses.replace(
-        last, entries=tuple(ordered[:keep]), front=front, refused=refused, counts=Counts(*totals)
+        last,
+        entries=tuple(ordered[:keep]),
+        front=front,
+        front_is_complete=all(r.front_is_complete for r in rankings),
+        refused=refused,
+        counts=Counts(*totals),
     )
 
 

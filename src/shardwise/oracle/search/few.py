@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from shardwise.oracle.kernels import Roofline
 from shardwise.oracle.predict import Oracle
@@ -33,6 +34,16 @@ Found = tuple[Plan, float, float]
 Progress = Callable[[int, int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a plan cannot beat: its score, seconds, and bytes of the fullest rank."""
+
+    plan: Plan
+    score: float
+    seconds: float
+    nbytes: float
+
+
 class Few:
     """Find the best of the plans for a few ranks.
 
@@ -44,6 +55,7 @@ class Few:
         limit: what a rank may use.
         tally: counts what becomes of the plans.
         first: some of the plans that are likely to be good.
+        front: look for all plans that none beats in time, memory and ranks, too.
         progress: is told how many of how many plans are done with.
     """
 
@@ -56,12 +68,14 @@ class Few:
         limit: Allowance,
         tally: Tally,
         first: Sequence[Plan] = (),
+        front: bool = False,
         progress: Progress | None = None,
     ) -> None:
         self.oracle, self.batch, self.rows = oracle, batch, rows
         self.kept, self.limit, self.tally = kept, limit, tally
         self.first, self.progress = first, progress or (lambda done, total: None)
-        self.gain = _gain(oracle)
+        self.front, self.gain = front, _gain(oracle)
+        self.done: set[Plan] = set()
         self._oracles: OrderedDict[object, Oracle] = OrderedDict()
         self.found: list[Found] = []
         self._nearest: Nearest | None = None
@@ -71,18 +85,27 @@ class Few:
         """Simulate in the order of the bounds until no bound is better than what is kept."""
         for plan in self.first:
             self._simulate(plan)
-        done, total = set(self.first), sum(len(rows) for rows in self.rows)
-        bounded: list[tuple[float, int, Plan]] = []
-        for number, (bound, plan) in enumerate(self._bounded()):
+        self.done, total = set(self.first), sum(len(rows) for rows in self.rows)
+        bounded: list[Bound] = []
+        for number, bound in enumerate(self._bounded()):
             self.progress(number, total)
-            if plan not in done and bound < self.kept.worst:
-                bounded.append((bound, number, plan))
-        for bound, _, plan in sorted(bounded, key=lambda entry: entry[:2]):
-            if bound >= self.kept.worst:
-                break
-            self._simulate(plan)
+            if bound is not None:
+                bounded.append(bound)
+        for bound in sorted(bounded, key=lambda bound: bound.score):
+            if bound.score < self.kept.worst:
+                self._simulate(bound.plan)
+                self.done.add(bound.plan)
+        for bound in sorted(bounded, key=lambda bound: bound.seconds) if self.front else ():
+            if bound.plan not in self.done and not self._beaten(bound.plan, bound.seconds, bound.nbytes):
+                self._simulate(bound.plan)
         self.progress(total, total)
         return self.found
+
+    def _beaten(self, plan: Plan, seconds: float, nbytes: float) -> bool:
+        """Tell whether some plan is at least as good in time, memory and ranks as this one's bounds."""
+        return any(
+            t <= seconds and peak <= nbytes and other.ranks <= plan.ranks for other, t, peak in self.found
+        )
 
     def _simulate(self, plan: Plan) -> None:
         seconds, peak = self._oracle_of(plan).quick(plan, self.batch)
@@ -94,9 +117,6 @@ class Few:
         self.tally.simulated += 1
         self.kept.add(seconds, peak, plan.ranks)
         self.found.append((plan, seconds, peak))
-
-    def _score(self, seconds: float, nbytes: float, plan: Plan) -> float:
-        return self.kept.score(seconds, nbytes, plan.ranks)
 
     def _refuse(self, plan: Plan, needed: float, least: str = "") -> None:
         limit = self.limit.of(plan.ranks)
@@ -116,8 +136,8 @@ class Few:
             self._compare(Nearest(plan, peak, self.limit.of(plan.ranks)))
         return self._nearest
 
-    def _bounded(self) -> Iterator[tuple[float, Plan]]:
-        """Yield all plans that can be used, with a score that each cannot beat."""
+    def _bounded(self) -> Iterator[Bound | None]:
+        """Yield what plans cannot beat; nothing for those that cannot be better than what is known."""
         for rows in self.rows:
             plans: dict[int, list[Plan]] = {}
             for shape, timing in zip(rows.shape.tolist(), rows.timing.tolist(), strict=True):
@@ -149,7 +169,7 @@ class Few:
         lo, hi = samples_of(plan, self.batch, 0, 0)
         return hi - lo
 
-    def _scores(self, plans: Sequence[Plan]) -> Iterator[tuple[float, Plan]]:
+    def _scores(self, plans: Sequence[Plan]) -> Iterator[Bound | None]:
         """Bound plans that cut and split the network alike: the one with most samples at once is lowered."""
         largest = max(plans, key=self._samples)
         passes = Passes(lower(self.oracle.at(self.batch), largest), self.oracle.kernels)
@@ -157,17 +177,30 @@ class Few:
         for plan in plans:
             machine = self.oracle.crowded(plan)
             relaxed = Relaxed(plan, passes, machine, self.gain, machine.shared_cores(plan.ranks))
-            seconds = relaxed.busiest()
-            if self._score(seconds, 0.0, plan) < self.kept.worst and self.kept.objective != "memory":
+            yield None if plan in self.done else self._bound(relaxed, holdings)
+
+    def _bound(self, relaxed: Relaxed, holdings: Holdings) -> Bound | None:
+        """Bound one plan closer and closer, as long as it may be better than what is known."""
+        plan, kept = relaxed.plan, self.kept
+        seconds = relaxed.busiest()
+        better = kept.score(seconds, 0.0, plan.ranks) < kept.worst
+        if better and kept.objective != "memory":
+            seconds = max(seconds, relaxed.seconds())
+            better = kept.score(seconds, 0.0, plan.ranks) < kept.worst
+        if not better and not self.front:
+            return None
+        least, limit = least_bytes(relaxed, holdings, self.oracle.optimizer_slots), self.limit.of(plan.ranks)
+        if least > limit:
+            self._refuse(plan, least, "at least ")
+            self.too_large.append((least / limit, len(self.too_large), plan))
+            return None
+        score = kept.score(seconds, least, plan.ranks)
+        if self.front and score >= kept.worst:
+            if not self._beaten(plan, seconds, least):
                 seconds = max(seconds, relaxed.seconds())
-            if self._score(seconds, 0.0, plan) >= self.kept.worst:
-                continue
-            least = least_bytes(relaxed, holdings, self.oracle.optimizer_slots)
-            if least > self.limit.of(plan.ranks):
-                self._refuse(plan, least, "at least ")
-                self.too_large.append((least / self.limit.of(plan.ranks), len(self.too_large), plan))
-            else:
-                yield self._score(seconds, least, plan), plan
+            if self._beaten(plan, seconds, least):
+                return None
+        return Bound(plan, score, seconds, least)
 
     def _oracle_of(self, plan: Plan) -> Oracle:
         """Return an oracle of its own for each shape, so that what it remembers can be forgotten."""

@@ -77,12 +77,13 @@ class Ranking:
 
     Args:
         entries: best first by the objective.
-        front: the plans that no other simulated plan beats in both time and memory.
+        front: the plans that no other simulated plan equals or beats in time, memory and ranks together.
         refused: with reasons.
         counts: enumerated = refused + pruned + simulated.
         objective: what "best" means.
         machine: its name.
         ranks: how many there were.
+        front_is_complete: whether the front is that of all plans that fit, as if every one were simulated.
         memory_bytes: the limit per rank where all ranks are used.
     """
 
@@ -94,6 +95,7 @@ class Ranking:
     machine: str = ""
     ranks: int = 0
     memory_bytes: float = 0.0
+    front_is_complete: bool = False
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -143,10 +145,17 @@ class Ranking:
             f"{c.simulated} simulated."
         )
         if len(self.front) > 1:
-            lines.append("Of those simulated, none beats these in both time and memory:")
+            whose = "all plans that fit" if self.front_is_complete else "those simulated"
+            lines.append(f"Of {whose}, none beats these in time, memory and ranks:")
             lines += _table(
                 [
-                    ("  ", str(e.plan), seconds_text(e.step_seconds), f"{e.peak_bytes / 1e9:.3g} GB")
+                    (
+                        "  ",
+                        str(e.plan),
+                        f"{e.ranks} ranks" if e.ranks > 1 else "1 rank",
+                        seconds_text(e.step_seconds),
+                        f"{e.peak_bytes / 1e9:.3g} GB",
+                    )
                     for e in self.front
                 ]
             )
@@ -175,9 +184,9 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def front_of(found: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Return the plans that no other one beats in both time and memory."""
+    """Return the plans that no other one equals or beats in time, memory and ranks together."""
     front: list[Entry] = []
-    for entry in sorted(found, key=lambda e: (e.step_seconds, e.peak_bytes)):
-        if not front or entry.peak_bytes < front[-1].peak_bytes:
+    for entry in sorted(found, key=lambda e: (e.step_seconds, e.peak_bytes, e.ranks)):
+        if not any(other.peak_bytes <= entry.peak_bytes and other.ranks <= entry.ranks for other in front):
             front.append(entry)
     return tuple(front)

@@ -18,7 +18,7 @@ from shardwise.oracle.search.allowance import Allowance, Nearest, check_ranks
 from shardwise.oracle.search.bounds import Rows
 from shardwise.oracle.search.coarse import Coarse
 from shardwise.oracle.search.few import Few, Progress
-from shardwise.oracle.search.kept import Kept
+from shardwise.oracle.search.kept import OBJECTIVES, Kept
 from shardwise.oracle.search.ranking import Entry, NoPlanError, Ranking, front_of
 from shardwise.oracle.search.tally import Tally
 from shardwise.oracle.search.worlds import Worlds, legal_rows
@@ -45,6 +45,7 @@ def search(
     exact: bool | None = None,
     all_ranks: bool = False,
     refuse: Callable[[Plan], str] | None = None,
+    front: bool = False,
     progress: Progress | None = None,
 ) -> Ranking:
     """Rank the plans of a network on a machine; where none fits, say which one comes nearest (`NoPlanError`).
@@ -64,6 +65,9 @@ def search(
             one rank stands for each stage's group, which is quicker and may miss the best by a little.
         all_ranks: only plans that use all ranks.
         refuse: says why a plan must not be used, or nothing.
+        front: look for the whole front of time, memory and ranks, which takes longer: on few ranks it is
+            that of simulating every plan; else it is that of what is simulated for all three objectives.
+            Without this it is that of the plans which were simulated because they may be best.
         progress: is told how many of how many plans are done with, while they are simulated event by event.
     """
     where = Machine.load(machine)
@@ -72,13 +76,14 @@ def search(
     samples, limit, tally = batch or graph.batch, Allowance(where, memory), Tally()
     rows = legal_rows(oracle.at(samples), ranks, all_ranks, tally, refuse)
 
-    kept = Kept(objective, keep)
-    if exact if exact is not None else ranks <= EXACT_RANKS:
-        quick, _ = _many(oracle, samples, rows, Kept(objective, _QUICKLY_BEST), limit, Tally())
+    kept, all_events = Kept(objective, keep), ranks <= EXACT_RANKS if exact is None else exact
+    if all_events:
+        quick, _ = _many(oracle, samples, rows, [Kept(objective, _QUICKLY_BEST)], limit, Tally())
         first = [entry.plan for entry in _ordered(quick, objective)[:_QUICKLY_BEST]]
-        found, nearest = _few(oracle, samples, rows, kept, limit, tally, first, progress)
+        found, nearest = _few(oracle, samples, rows, kept, limit, tally, first, front, progress)
     else:
-        found, nearest = _many(oracle, samples, rows, kept, limit, tally)
+        wanted = [kept, *(Kept(name, keep) for name in OBJECTIVES if front and name != objective)]
+        found, nearest = _many(oracle, samples, rows, wanted, limit, tally)
     ranking = Ranking(
         tuple(_ordered(found, objective)[:keep]),
         front_of(found),
@@ -88,6 +93,7 @@ def search(
         where.name,
         ranks,
         limit.of(ranks),
+        front and all_events,
     )
     if not found:
         raise NoPlanError(ranking, str(nearest or ""))
@@ -98,16 +104,23 @@ def _ordered(found: list[Entry], objective: str) -> list[Entry]:
     return sorted(found, key=lambda e: (e.score(objective), e.ranks))
 
 
-def _many(oracle: Oracle, batch: int, rows: list[Rows], kept: Kept, limit: Allowance, tally: Tally) -> Answer:
+def _many(
+    oracle: Oracle, batch: int, rows: list[Rows], wanted: list[Kept], limit: Allowance, tally: Tally
+) -> Answer:
     kernels, slots = oracle.kernels.kernels, oracle.optimizer_slots
     coarse = Coarse(oracle.at(batch), oracle.machine, kernels, rows, optimizer_slots=slots)
     ask = partial(oracle.predict, batch=batch)
-    worlds = Worlds(coarse, kept, limit, tally)
-    entries = [
-        Entry(c.plan(), o.seconds, batch, o.peak_bytes, c.ranks, ask, o.words, limit.of(c.ranks))
-        for c, o in worlds.run()
-    ]
-    return entries, None if entries else worlds.nearest()
+    found: dict[Plan, Entry] = {}
+    for kept in wanted:
+        # What is refused and enumerated is the same for all of them.
+        counted = tally if kept is wanted[0] else Tally()
+        worlds = Worlds(coarse, kept, limit, counted)
+        for c, o in worlds.run():
+            limited = limit.of(c.ranks)
+            entry = Entry(c.plan(), o.seconds, batch, o.peak_bytes, c.ranks, ask, o.words, limited)
+            found.setdefault(entry.plan, entry)
+    tally.simulated = len(found)
+    return list(found.values()), None if found else worlds.nearest()
 
 
 def _few(
@@ -118,10 +131,11 @@ def _few(
     limit: Allowance,
     tally: Tally,
     first: list[Plan],
+    front: bool,
     progress: Progress | None,
 ) -> Answer:
     ask = partial(oracle.predict, batch=batch)
-    few = Few(oracle, batch, rows, kept, limit, tally, first, progress)
+    few = Few(oracle, batch, rows, kept, limit, tally, first, front, progress)
     entries = [
         Entry(plan, seconds, batch, peak, plan.ranks, ask, memory_bytes=limit.of(plan.ranks))
         for plan, seconds, peak in few.run()
