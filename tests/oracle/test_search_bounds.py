@@ -1,5 +1,7 @@
 """The bounds of the search hold, its recurrences are the event simulation, its shortcuts change nothing."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from oracle_cases import Fixed, machine
 from torch import nn
 
 from shardwise.graph import capture
-from shardwise.machine import Machine
+from shardwise.machine import Link, Machine, Node, Tier
 from shardwise.oracle import Event, Kind, Oracle, Roofline, simulate
 from shardwise.oracle.search import classes, search
 from shardwise.oracle.search.blocks import Block, blocks_of
@@ -148,6 +150,27 @@ def test_coarse_and_exact_agree(graph, text):
     where, plan = Machine.load("lassen"), Plan.parse(text)
     exact = Oracle(graph, where).predict(plan).step_seconds
     assert coarsely(graph, where, plan).seconds == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize("text", ["data=8", "data=4 spatial=2x1", "stages=8 micro_batches=8 schedule=gpipe"])
+def test_ranks_that_take_turns_on_cores_need_as_long_as_events_say(graph, text):
+    device = dataclasses.replace(machine().device, host=True)
+    where = machine(device=device, node=Node(2, 2), nodes=1, tiers=(Tier("node", 0, Link(1e-9, 1e12)),))
+    plan = Plan.parse(text)
+    found = coarsely(graph, where, plan)
+    assert found.seconds == pytest.approx(Oracle(graph, where).predict(plan).step_seconds, rel=0.15)
+    assert "turns on cores" in found.breakdown
+
+
+@pytest.mark.parametrize("text", ["data=4", "data=2 spatial=2x1", "stages=4 schedule=gpipe micro_batches=4"])
+def test_reading_the_input_takes_as_long_as_events_say(graph, text):
+    plan, lassen = Plan.parse(text), Machine.load("lassen")
+    slow = dataclasses.replace(lassen, input_bytes_per_second=1e6)
+    more = coarsely(graph, slow, plan).seconds - coarsely(graph, lassen, plan).seconds
+    exact = [Oracle(graph, where).predict(plan).step_seconds for where in (slow, lassen)]
+    # Borders that tiles read too are not counted.
+    assert more == pytest.approx(exact[0] - exact[1], rel=0.15)
+    assert coarsely(graph, slow, plan).words.startswith("Limited by input")
 
 
 @pytest.mark.parametrize("batch", [2, 64], ids=["too few samples to share", "samples to share"])
