@@ -43,6 +43,7 @@ def test_the_space_has_all_dimensions():
     assert {c.halo for c in found} == {"layer", "fused"}
     assert any(c.ranks < 8 for c in found)
     assert any(str(c.plan()).startswith("stages=2x2|1|1") for c in found)
+    assert any(str(c.plan()).startswith("stages=1x2|1x2|1x2|1|1") for c in found)
     assert {str(c.split.way) for c in found} == {"none", "spatial", "filter", "channel", "pairs"}
 
 

@@ -232,8 +232,10 @@ class Pipeline:
         for name, values in ways.items():
             result = np.where(names == name, values, result)
         found: Floats = result + self.loss_seconds
-        pairs = zip(timing.tolist(), samples.tolist(), strict=True)
-        shared = np.array([self.shared_seconds(t, n) for t, n in pairs])
+        shared = np.zeros(len(found))
+        if self.machine.shared_cores(self.ranks):
+            pairs = zip(timing.tolist(), samples.tolist(), strict=True)
+            shared = np.array([self.shared_seconds(t, n) for t, n in pairs])
         reading = {both: self.input_seconds(both) for both in (False, True)}
         read = np.array([reading[is_bidirectional(name)] for name in schedules])
         least: Floats = np.maximum(found, shared) + read
