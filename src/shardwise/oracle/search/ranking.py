@@ -122,7 +122,7 @@ class Ranking:
     def best(self) -> Entry:
         """Return the best plan."""
         if not self.entries:
-            raise NoPlanError(self)
+            raise no_plan(self)
         return self.entries[0]
 
     def __str__(self) -> str:
@@ -166,15 +166,20 @@ class NoPlanError(ValueError):
     """Say that no plan can be used, which one comes nearest, and what would help.
 
     Args:
+        text: all that.
         ranking: without entries, with all that was refused.
-        why: the plan that comes nearest, or nothing.
     """
 
-    def __init__(self, ranking: Ranking, why: str = "") -> None:
-        self.ranking = ranking
-        reasons = "; ".join(dict.fromkeys(r.reason for r in ranking.refused[:3]))
-        said = why or reasons or "there is none"
-        super().__init__(f"no plan for {ranking.ranks} ranks of {ranking.machine} can be used: {said}")
+    def __init__(self, text: str, ranking: Ranking | None = None) -> None:
+        super().__init__(text)
+        self.ranking = ranking or Ranking((), (), (), Counts())
+
+
+def no_plan(ranking: Ranking, why: str = "") -> NoPlanError:
+    """Return the error for a ranking without entries; `why` is the plan that comes nearest, or nothing."""
+    reasons = "; ".join(dict.fromkeys(r.reason for r in ranking.refused[:3]))
+    said = why or reasons or "there is none"
+    return NoPlanError(f"no plan for {ranking.ranks} ranks of {ranking.machine} can be used: {said}", ranking)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

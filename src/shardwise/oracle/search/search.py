@@ -19,7 +19,7 @@ from shardwise.oracle.search.bounds import Rows
 from shardwise.oracle.search.coarse import Coarse
 from shardwise.oracle.search.few import Few, Progress
 from shardwise.oracle.search.kept import OBJECTIVES, Kept
-from shardwise.oracle.search.ranking import Entry, NoPlanError, Ranking, front_of
+from shardwise.oracle.search.ranking import Entry, Ranking, front_of, no_plan
 from shardwise.oracle.search.tally import Tally
 from shardwise.oracle.search.worlds import Worlds, legal_rows
 from shardwise.plan import Plan
@@ -96,7 +96,7 @@ def search(
         front and all_events,
     )
     if not found:
-        raise NoPlanError(ranking, str(nearest or ""))
+        raise no_plan(ranking, str(nearest or ""))
     return ranking
 
 
