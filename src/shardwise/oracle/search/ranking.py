@@ -172,7 +172,8 @@ class NoPlanError(ValueError):
 
     def __init__(self, text: str, ranking: Ranking | None = None) -> None:
         super().__init__(text)
-        self.ranking = ranking or Ranking((), (), (), Counts())
+        # A ranking without entries counts as false.
+        self.ranking = Ranking((), (), (), Counts()) if ranking is None else ranking
 
 
 def no_plan(ranking: Ranking, why: str = "") -> NoPlanError:
