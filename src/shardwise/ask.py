@@ -73,6 +73,8 @@ def search(
     exact: bool | None = None,
     all_ranks: bool = False,
     refuse: Callable[[Plan], str] | None = None,
+    front: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Ranking:
     """Rank the plans of a network on a machine, best first.
 
@@ -88,10 +90,12 @@ def search(
             roofline of its device.
         optimizer_slots: copies of the parameters that the optimizer keeps.
         profile_seconds: budget for measuring layer shapes of the best plans that were not seen before.
-        exact: simulate every plan event by event that may be best; default: for few ranks, unless that
-            takes long.
+        exact: simulate every plan event by event that may be best; default: on up to 8 ranks. If not,
+            one rank stands for each stage's group, which is quicker and may miss the best by a little.
         all_ranks: only plans that use all ranks.
         refuse: says why a plan must not be used, or nothing.
+        front: look for the whole front of time, memory and ranks, which takes longer; exact on up to 8 ranks.
+        progress: is told how many of how many plans are done with, while they are simulated event by event.
     """
     where, samples = Machine.load(machine), batch or graph.batch
     counts = (ranks,) if isinstance(ranks, int) else tuple(ranks)
@@ -107,6 +111,8 @@ def search(
         exact=exact,
         all_ranks=all_ranks,
         refuse=refuse,
+        front=front,
+        progress=progress,
     )
     times = kernels if kernels is not None else profiled(graph, where, (), samples, 0.0)
     if kernels is None and profile_seconds > 0 and is_here(where):

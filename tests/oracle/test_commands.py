@@ -42,10 +42,15 @@ def test_plan_prints_a_table_with_reasons():
     assert len({line.partition(": ")[2].partition(": ")[2] for line in refused}) == len(refused)
 
 
-def test_memory_limits_what_plan_finds():
-    found = json.loads(shardwise("plan", "resnet8", *SMALL, "--ranks", "2", "--memory", "1KB", "--json"))
+def test_where_nothing_fits_plan_says_what_comes_nearest_and_ends_badly():
+    arguments = ["plan", "resnet8", *SMALL, "--ranks", "2", "--memory", "1KB"]
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert done.exit_code == 2
+    found = json.loads(done.output)
     assert found["plans"] == []
     assert any("GB" in row["reason"] for row in found["refused"])
+    assert "the nearest plan is" in found["error"]
+    assert "the nearest plan is" in str(CliRunner().invoke(app, arguments).exception)
 
 
 def test_plan_finds_the_fewest_ranks():
@@ -136,6 +141,8 @@ def test_validate_reports_rows_and_accuracies(monkeypatch):
         (["plan", "resnet8", "--machine", "lassen", "--ranks", "two"], "ranks: 'two' found"),
         (["plan", "resnet8", "--machine", "lassen", "--ranks", "2", "--memory", "much"], "16GB"),
         (["plan", "resnet8", "--machine", "lassen", "--ranks", "2", "--find", "love"], "largest-batch"),
+        (["plan", "resnet8", "--machine", "lassen", "--ranks", "4096"], "lassen has 3168"),
+        (["scaling", "resnet8", "--machine", "lassen", "--ranks", "4096"], "lassen has 3168"),
         (["predict", "resnet8", "--machine", "lasen"], "is no preset"),
         (["predict", "resnet8", "--machine", "lassen", "--input", "3,16"], "3x1024x1024"),
         (["predict", "nothing:here", "--machine", "lassen", "--input", "3x8x8"], "cannot be imported"),

@@ -1,6 +1,7 @@
 """The search: nothing is lost, bounds hold, and on few ranks the best is that of exhaustive simulation."""
 
 import dataclasses
+import itertools
 import time
 
 import pytest
@@ -9,12 +10,12 @@ from oracle_cases import Fixed, machine
 from torch import nn
 
 from shardwise.graph import capture
-from shardwise.machine import Machine, Node
-from shardwise.oracle import Oracle, choose
-from shardwise.oracle.search import Counts, search
+from shardwise.machine import Node
+from shardwise.oracle import choose
+from shardwise.oracle.search import Counts, NoPlanError, search
 from shardwise.oracle.search.ranking import Entry, Ranking, front_of
 from shardwise.oracle.search.space import MICRO_BATCHES, SCHEDULES, candidates
-from shardwise.plan import Plan, PlanError
+from shardwise.plan import Plan
 from shardwise.zoo import build
 
 
@@ -25,62 +26,6 @@ def graph():
     for _ in range(2):
         layers += [nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()]
     return capture(nn.Sequential(*layers), torch.zeros(8, 4, 8, 8), check=False)
-
-
-def exhaustive(graph, where, ranks, kernels=None):
-    """Predict every plan; return the times of those that fit."""
-    oracle = Oracle(graph, where, kernels)
-    times = {}
-    for c in candidates(ranks, 2):
-        if c.data * c.parts > graph.batch:
-            continue
-        try:
-            seconds, peak = oracle.quick(c.plan(), graph.batch)
-        except PlanError:
-            continue
-        if peak <= where.device.memory_bytes:
-            times[str(c.plan())] = seconds
-    return times
-
-
-def same_best(graph, where, ranks, kernels=None):
-    times = exhaustive(graph, where, ranks, kernels)
-    ranking = search(graph, where, ranks, kernels=kernels, exact=True)
-    assert ranking.best.step_seconds == pytest.approx(min(times.values()))
-    assert times[str(ranking.best.plan)] == pytest.approx(min(times.values()))
-    ten = sorted(times.values())[:10]
-    assert [entry.step_seconds for entry in ranking] == pytest.approx(ten)
-    counts = ranking.counts
-    assert counts.enumerated == sum(1 for _ in candidates(ranks, 2))
-    assert counts.enumerated == counts.refused + counts.pruned + counts.simulated
-
-
-@pytest.mark.parametrize("kernels", [Fixed(), Fixed(1e-8, 1e-8, 1e-8)], ids=["slow", "fast"])
-def test_the_ten_best_are_those_of_exhaustive_simulation(graph, kernels):
-    same_best(graph, machine(), 3, kernels)
-
-
-def test_the_best_is_that_of_exhaustive_simulation_where_ranks_share_cores(graph):
-    device = dataclasses.replace(machine().device, host=True)
-    same_best(graph, machine(device=device, node=Node(4, 1)), 2, Fixed())
-
-
-def test_the_best_is_that_of_exhaustive_simulation_with_branches():
-    class Fork(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.left, self.right = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
-
-        def forward(self, x):
-            return torch.relu(self.left(x) + self.right(x)) + x
-
-    same_best(capture(Fork(), torch.zeros(6, 4, 6, 6), check=False), Machine.load("lassen"), 2)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["simple", "lassen"])
-def test_the_best_is_that_of_exhaustive_simulation_on_eight_ranks(graph, name):
-    same_best(graph, *((machine(), 8, Fixed()) if name == "simple" else (Machine.load(name), 8)))
 
 
 def test_every_plan_is_accounted_for(graph):
@@ -98,6 +43,7 @@ def test_the_space_has_all_dimensions():
     assert {c.halo for c in found} == {"layer", "fused"}
     assert any(c.ranks < 8 for c in found)
     assert any(str(c.plan()).startswith("stages=2x2|1|1") for c in found)
+    assert any(str(c.plan()).startswith("stages=1x2|1x2|1x2|1|1") for c in found)
     assert {str(c.split.way) for c in found} == {"none", "spatial", "filter", "channel", "pairs"}
 
 
@@ -109,18 +55,43 @@ def test_memory_refuses_with_a_reason(graph):
     assert any("GB" in refused.reason for refused in ranking.refused)
 
 
-def test_nothing_fits_is_said_when_the_best_is_asked_for(graph):
-    ranking = search(graph, machine(), 2, memory=1.0, kernels=Fixed())
-    assert len(ranking) == 0
-    with pytest.raises(ValueError, match="no plan for 2 ranks"):
-        _ = ranking.best
+@pytest.mark.parametrize("exact", [True, False])
+def test_where_nothing_fits_the_nearest_plan_is_named_with_what_it_needs(graph, exact):
+    least = search(graph, machine(), 2, kernels=Fixed(), objective="memory", exact=exact).best
+    with pytest.raises(NoPlanError, match="no plan for 2 ranks of simple") as caught:
+        search(graph, machine(), 2, memory=0.5 * least.peak_bytes, kernels=Fixed(), exact=exact)
+    text = str(caught.value)
+    assert f"the nearest plan is {least.plan} " in text
+    assert f"needs {least.peak_bytes / 1e9:.3g} GB of {least.peak_bytes / 2e9:.3g} GB" in text
+    assert "fewest-ranks" in text
 
 
-def test_the_front_falls_in_memory_as_it_rises_in_time(graph):
-    front = search(graph, machine(), 4, kernels=Fixed(), exact=False).front
-    times, sizes = [e.step_seconds for e in front], [e.peak_bytes for e in front]
-    assert times == sorted(times)
-    assert sizes == sorted(sizes, reverse=True)
+def test_more_ranks_than_the_machine_has_are_refused(graph):
+    with pytest.raises(ValueError, match=r"4000 asked for, lassen has 3168 \(792 nodes of 4\)"):
+        search(graph, "lassen", 4000)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_plan_that_leaves_ranks_idle_has_their_memory(graph, exact):
+    device = dataclasses.replace(machine().device, host=True)
+    asking = {"kernels": Fixed(), "exact": exact, "objective": "memory", "keep": 100}
+    found = search(graph, machine(device=device, node=Node(1, 4), nodes=1), 2, **asking)
+    need = {n: min(e.peak_bytes for e in found if e.ranks == n) for n in (1, 2)}
+    # One rank with all of the host's memory has room, two with half of it each have none.
+    small = dataclasses.replace(device, memory_bytes=1.01 * need[1])
+    assert need[2] > small.memory_bytes / 2
+    fits = search(graph, machine(device=small, node=Node(1, 4), nodes=1), 2, **asking)
+    assert {entry.ranks for entry in fits} == {1}
+    assert all(entry.peak_bytes <= small.memory_bytes for entry in fits)
+
+
+def test_no_plan_of_the_front_beats_another_one(graph):
+    front = search(graph, machine(), 4, kernels=Fixed(), exact=False, front=True).front
+    assert [e.step_seconds for e in front] == sorted(e.step_seconds for e in front)
+    for a, b in itertools.permutations(front, 2):
+        assert a.step_seconds > b.step_seconds or a.peak_bytes > b.peak_bytes or a.ranks > b.ranks
+    least = search(graph, machine(), 4, kernels=Fixed(), exact=False, objective="memory").best
+    assert min(e.peak_bytes for e in front) == least.peak_bytes
 
 
 def test_objectives_change_the_order(graph):
@@ -160,16 +131,16 @@ def test_the_front_is_printed_where_time_and_memory_disagree():
     found = [Entry(Plan.parse(p), t, 4, b, 2, None) for p, t, b in (("data=2", 1, 3e9), ("filter=2", 2, 1e9))]
     slower = Entry(Plan.parse("channel=2"), 3, 4, 2e9, 2, None)
     ranking = Ranking((*found, slower), front_of([slower, *found]), (), Counts(3, 0, 0, 3))
-    behind = str(ranking).partition("both time and memory:")[2]
+    behind = str(ranking).partition("none beats these in time, memory and ranks:")[2]
     assert [line.split()[0] for line in behind.strip().splitlines()] == ["data=2", "filter=2"]
-    assert "both time and memory" not in str(Ranking((found[0],), (found[0],), (), Counts(1, 0, 0, 1)))
+    assert "none beats these" not in str(Ranking((found[0],), (found[0],), (), Counts(1, 0, 0, 1)))
 
 
-def test_a_deep_network_on_eight_ranks_is_ranked_by_events_without_simulating_every_plan():
+def test_a_deep_network_on_four_ranks_is_ranked_by_events_without_simulating_every_plan():
     graph = capture(build("resnet50"), torch.empty(8, 3, 64, 64), check=False)
     start = time.perf_counter()
-    ranking = search(graph, "lassen", 8, keep=3)
-    assert time.perf_counter() - start < 60
+    ranking = search(graph, "lassen", 4, keep=3)
+    assert time.perf_counter() - start < 30
     assert len(ranking) == 3
     seconds = [entry.step_seconds for entry in ranking]
     assert seconds == sorted(seconds)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardwise.commands.subject import build_model, parse_bytes, sample_shape, training_graph
+from shardwise.commands.waiting import Waiting
 
 if TYPE_CHECKING:
     from shardwise.graph import Graph
@@ -36,11 +37,18 @@ def command(
     profile_seconds: Annotated[
         float, typer.Option(help="Measure unseen layer shapes on this machine for at most so long.")
     ] = 0.0,
+    front: Annotated[
+        bool, typer.Option(help="Look for all plans that none beats in time, memory and ranks, too.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option(help="On up to 8 ranks, do not simulate every plan that may be best.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Rank every way to split a network's training, best first, with reasons for the refused ones."""
     from shardwise.ask import search
     from shardwise.machine import Machine
+    from shardwise.oracle.search import NoPlanError
 
     where = Machine.load(machine)
     counts = _numbers(ranks)
@@ -51,13 +59,23 @@ def command(
         "keep": keep,
         "optimizer_slots": slots,
         "profile_seconds": profile_seconds,
+        "exact": False if quick else None,
+        "front": front,
     }
     answer = None
-    if find is None:
-        ranking = search(graph, where, counts, batch, **asking)
-    else:
-        answer = answer_to(find, graph, where, max(counts), batch, asking)
-        ranking = answer.ranking
+    try:
+        with Waiting() as progress:
+            asking["progress"] = progress
+            if find is None:
+                ranking = search(graph, where, counts, batch, **asking)
+            else:
+                answer = answer_to(find, graph, where, max(counts), batch, asking)
+                ranking = answer.ranking
+    except NoPlanError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"error": str(error)} | to_json(error.ranking)))
+        raise typer.Exit(2) from error
     if as_json:
         found = {} if answer is None else {"found": {"question": find, "value": answer.value}}
         print(json.dumps(found | to_json(ranking)))
@@ -120,9 +138,15 @@ def to_json(ranking: Any) -> dict[str, Any]:
             for entry in ranking.entries
         ],
         "front": [
-            {"plan": str(e.plan), "step_seconds": e.step_seconds, "peak_bytes": int(e.peak_bytes)}
+            {
+                "plan": str(e.plan),
+                "ranks": e.ranks,
+                "step_seconds": e.step_seconds,
+                "peak_bytes": int(e.peak_bytes),
+            }
             for e in ranking.front
         ],
+        "front_is_complete": ranking.front_is_complete,
         "refused": [{"plan": r.plan, "reason": r.reason, "count": r.count} for r in ranking.refused],
         "counts": {
             "enumerated": counts.enumerated,

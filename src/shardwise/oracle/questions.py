@@ -16,7 +16,8 @@ from typing import Any
 
 from shardwise.graph import Graph
 from shardwise.machine import Machine
-from shardwise.oracle.search import Counts, Ranking, search
+from shardwise.oracle.search import Counts, NoPlanError, Ranking, search
+from shardwise.oracle.search.allowance import check_ranks
 from shardwise.oracle.search.ranking import front_of
 from shardwise.oracle.search.room import Family, Room
 from shardwise.oracle.search.search import EXACT_RANKS
@@ -47,9 +48,16 @@ def over_ranks(
 ) -> Ranking:
     """Rank the plans for several numbers of ranks together: "the fastest on up to 64" and the like."""
     keep = asking.get("keep", 10)
-    rankings = [ask(graph, machine, count, batch, **asking) for count in sorted(set(counts))]
-    if not rankings:
+    rankings = []
+    for count in sorted(set(counts)):
+        try:
+            rankings.append(ask(graph, machine, count, batch, **asking))
+        except NoPlanError as error:
+            reason = error
+    if not counts:
         raise ValueError("ranks: no number found; give at least one")
+    if not rankings:
+        raise reason
     objective = rankings[0].objective
     entries = {str(entry.plan): entry for ranking in rankings for entry in ranking}
     ordered = sorted(entries.values(), key=lambda e: (e.score(objective), e.ranks))
@@ -58,7 +66,12 @@ def over_ranks(
     refused = tuple(dict.fromkeys(r for ranking in rankings for r in ranking.refused))
     last = rankings[-1]
     return dataclasses.replace(
-        last, entries=tuple(ordered[:keep]), front=front, refused=refused, counts=Counts(*totals)
+        last,
+        entries=tuple(ordered[:keep]),
+        front=front,
+        front_is_complete=all(r.front_is_complete for r in rankings),
+        refused=refused,
+        counts=Counts(*totals),
     )
 
 
@@ -80,7 +93,9 @@ def fewest_ranks(
         asking: further arguments of `search`, such as `memory`.
     """
 
-    room, samples = _room(graph, machine, most, asking), batch or graph.batch
+    where = Machine.load(machine)
+    most = min(most, where.most_ranks or most)
+    room, samples = _room(graph, where, most, asking), batch or graph.batch
 
     def fits(ranks: int) -> bool:
         return room.fits(ranks, samples)
@@ -88,13 +103,15 @@ def fewest_ranks(
     high = 1
     while not fits(high):
         if high >= most:
-            raise ValueError(f"no plan fits on up to {most} ranks of {Machine.load(machine).name}")
+            raise ValueError(f"no plan fits on up to {most} ranks of {where.name}")
         high = min(2 * high, most)
     found = _smallest(fits, high // 2, high)
     ranking = _ranked(ask, graph, machine, found, batch, asking)
-    while not ranking.entries and found < most:
+    while ranking is None and found < most:
         found += 1
         ranking = _ranked(ask, graph, machine, found, batch, asking)
+    if ranking is None:
+        raise ValueError(f"no plan fits on up to {most} ranks of {where.name}")
     return Answer("fewest ranks that fit", found, ranking)
 
 
@@ -114,8 +131,11 @@ def largest_batch(
     def fits(batch: int) -> bool:
         return room.fits(ranks, batch)
 
-    found = _largest(fits, graph.batch, most, f"not even one sample fits on {ranks} ranks")
-    found, ranking = _confirmed(found, lambda batch: _ranked(ask, graph, machine, ranks, batch, asking))
+    reason = f"not even one sample fits on {ranks} ranks"
+    found = _largest(fits, graph.batch, most, reason)
+    found, ranking = _confirmed(
+        found, lambda batch: _ranked(ask, graph, machine, ranks, batch, asking), reason
+    )
     return Answer("largest mini-batch that fits", found, ranking)
 
 
@@ -144,12 +164,14 @@ def largest_image(
         known = {family for family, since in hopeless.items() if since <= count}
         nbytes, found = room.least(ranks, samples, known)
         hopeless.update((family, min(count, hopeless.get(family, count))) for family in found)
-        return nbytes, room.limit
+        return nbytes, room.limit.of(ranks)
 
     begin = max(1, graph.shapes[0][2] // step) if graph.shapes[0][2:] else 1
+    reason = f"not even {step} pixels fit on {ranks} ranks"
     found, ranking = _confirmed(
-        _most(need, begin, most // step, image, f"not even {step} pixels fit on {ranks} ranks"),
+        _most(need, begin, most // step, image, reason),
         lambda count: _ranked(ask, resized(graph, count * step), machine, ranks, batch, asking),
+        reason,
     )
     return Answer("largest image that fits, first side in pixels", step * found, ranking)
 
@@ -181,25 +203,35 @@ def _room(graph: Graph, machine: Machine | str, ranks: int, asking: dict[str, An
     """Return who knows whether anything fits; with as many samples as ranks all tails can be told apart."""
     names = ("memory", "optimizer_slots", "all_ranks", "refuse")
     given = {name: asking[name] for name in names if name in asking}
+    where = Machine.load(machine)
+    check_ranks(where, ranks)
     many = graph if graph.batch >= ranks else graph.with_batch(ranks)
-    return Room(many, Machine.load(machine), **given)
+    return Room(many, where, **given)
 
 
 def _ranked(
     ask: Search, graph: Graph, machine: Machine | str, ranks: int, batch: int | None, asking: dict[str, Any]
-) -> Ranking:
-    """Rank the plans of an answer: the best of sums over layers, simulated where few ranks admit it.
+) -> Ranking | None:
+    """Rank the plans of an answer, if any: the best of sums over layers, simulated where few ranks admit it.
 
     Sums are not exact: what needs least may fit where what is fastest does not, and the search that
     simulates every plan has the last word where neither does.
     """
+
+    def asked(**more: Any) -> Ranking | None:
+        try:
+            return ask(graph, machine, ranks, batch, **asking | more)
+        except NoPlanError:
+            return None
+
     if asking.get("exact") is not None or ranks > EXACT_RANKS:
-        return ask(graph, machine, ranks, batch, **asking)
-    quick = asking | {"exact": False}
-    found = ask(graph, machine, ranks, batch, **quick).simulated()
-    if not found.entries and found.objective != "memory":
-        found = ask(graph, machine, ranks, batch, **quick | {"objective": "memory"}).simulated()
-    return found if found.entries else ask(graph, machine, ranks, batch, **asking)
+        return asked()
+    for objective in dict.fromkeys((asking.get("objective", "time"), "memory")):
+        quick = asked(exact=False, objective=objective)
+        found = quick.simulated() if quick is not None else None
+        if found is not None and found.entries:
+            return found
+    return asked()
 
 
 def _smallest(good: Callable[[int], bool], low: int, high: int) -> int:
@@ -261,10 +293,12 @@ def _most(need: Callable[[int], tuple[float, float]], begin: int, most: int, pow
     return low
 
 
-def _confirmed(value: int, ranked: Callable[[int], Ranking]) -> tuple[int, Ranking]:
+def _confirmed(value: int, ranked: Callable[[int], Ranking | None], reason: str) -> tuple[int, Ranking]:
     """Step back while the full search, which simulates every rank, finds no plan that fits."""
     ranking = ranked(value)
-    while not ranking.entries and value > 1:
+    while ranking is None and value > 1:
         value -= max(1, value // 32)
         ranking = ranked(value)
+    if ranking is None:
+        raise ValueError(reason)
     return value, ranking

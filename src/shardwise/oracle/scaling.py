@@ -9,6 +9,7 @@ from shardwise.graph import Graph, Kind
 from shardwise.machine import Machine
 from shardwise.oracle.kernels import KernelTimes, Roofline
 from shardwise.oracle.prediction import seconds_text
+from shardwise.oracle.search.allowance import Allowance, check_ranks
 from shardwise.oracle.search.bounds import rows_of_candidates
 from shardwise.oracle.search.coarse import Coarse
 from shardwise.oracle.search.legal import Legality
@@ -89,7 +90,9 @@ def scaling(
     if unknown:
         raise ValueError(f"strategies: {unknown[0]!r} found; choose of {', '.join(STRATEGIES)}")
     where, samples = Machine.load(machine), batch or graph.batch
-    limit = memory or where.device.memory_bytes
+    for count in ranks:
+        check_ranks(where, count)
+    limit = Allowance(where, memory)
     times = kernels or Roofline(where.device)
     small = graph.with_batch(samples)
     alone = _Curves(small, where, times, optimizer_slots, {("data", 1): list(family("data", 1, 0))[:1]})
@@ -102,7 +105,7 @@ def scaling(
             dims = max((len(layer.shape) - 2 for layer in graph if layer.kind is Kind.INPUT), default=0)
             wanted = {(s, n): list(family(s, n, max(0, dims))) for s in strategies for n in counts}
             curves = _Curves(graph.with_batch(size), where, times, optimizer_slots, wanted)
-        points += [_point(curves, strategy, count, size, limit, serial) for strategy in strategies]
+        points += [_point(curves, strategy, count, size, limit.of(count), serial) for strategy in strategies]
     return Scaling(tuple(points), weak, where.name)
 
 

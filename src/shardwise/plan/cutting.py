@@ -142,19 +142,20 @@ def choose_cuts(
     return tuple(places[i] for i in found)
 
 
-def earliest_cut(graph: Graph, width: int, singles: int) -> int:
-    """Return a place before which the first of balanced cuts cannot be, without looking for them.
+def earliest_cut(graph: Graph, width: int, singles: int, count: int = 1) -> int:
+    """Return a place before which balanced cuts cannot end the wide stages, without looking for them.
 
-    The parts behind the first cut are no slower than those of any other cuts, so together they take no more
-    than that many times as long; the rest of the network is before the first cut.
+    The parts behind that cut are no slower than those of any other cuts, so together they take no more than
+    that many times as long; the rest of the network is before it.
 
     Args:
         graph: the network.
-        width: ranks of the first stage.
-        singles: stages of one rank behind it.
+        width: ranks of each of the first stages.
+        singles: stages of one rank behind them.
+        count: how many wide stages there are.
     """
     places, costs, boundary = _problem(graph)
-    balance = Balance(costs, (width, *(1,) * singles), boundary)
+    balance = Balance(costs, ((width,) * count) + (1,) * singles, boundary)
     slowest = balance.slowest(even(balance.sums, balance.widths))
     rest = float(balance.sums[-1]) - singles * slowest
     return places[min(int(np.searchsorted(balance.sums, rest * (1 - 1e-9))), len(places) - 1)]

@@ -20,8 +20,8 @@ v_s <= (L - z_s) / a_s, and summed over the stages
 
     L >= (v + z / max a) / sum of 1 / a_s
 
-Where only the first stage is split, everything depends on where it ends: what it costs rises with that end,
-what the others cost falls, and no end is better than the one where the two cross.
+Where only the first stages are split, everything depends on where they end: what the slowest of them costs at
+least rises with that end, what the others cost falls, and no end is better than the one where the two cross.
 """
 
 from __future__ import annotations
@@ -166,20 +166,22 @@ def least_bytes(rows: Rows, saved: Floats, state: Floats) -> Floats:
     return (saved + twice * state / most) / _inverse_alive(rows)
 
 
-def _inverse_alive(rows: Rows) -> Floats:
-    """Return the sum of 1 / a_s over the stages."""
+def _inverse_alive(rows: Rows, last: Ints | None = None) -> Floats:
+    """Return the sum of 1 / a_s over the stages, or over the last ones of them."""
+    stages = rows.stages if last is None else last
     most = alive(rows.timing, rows.stages, np.zeros_like(rows.stages))
     # Under 1F1B the later a stage the fewer it holds: 1, 2, 3 ... from the last one on, up to M.
     steps = np.concatenate(([0.0], np.cumsum(1 / np.arange(1, int(rows.stages.max(initial=1)) + 1))))
-    rising = np.minimum(rows.parts, rows.stages)
-    falling = steps[rising] + (rows.stages - rising) / rows.parts
-    return np.where(_FALLING[rows.timing], falling, rows.stages / most)
+    rising = np.minimum(rows.parts, stages)
+    falling = steps[rising] + (stages - rising) / rows.parts
+    return np.where(_FALLING[rows.timing], falling, stages / most)
 
 
-def bytes_behind(rows: Rows) -> tuple[Floats, Floats]:
-    """Return how many micro-batches the first stage holds, and the sum of 1 / a_s over the others."""
+def alive_in_front(rows: Rows) -> tuple[Floats, Floats, Floats]:
+    """Return how many micro-batches the first stage holds, and sums of 1 / a_s: of tiled, of single ones."""
     first = alive(rows.timing, rows.stages, np.zeros_like(rows.stages)).astype(np.float64)
-    return first, _inverse_alive(rows) - 1 / first
+    behind = _inverse_alive(rows, rows.singles)
+    return first, _inverse_alive(rows) - behind, behind
 
 
 def crossing(

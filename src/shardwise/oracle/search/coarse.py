@@ -19,7 +19,7 @@ from shardwise.oracle.kernels import KernelTimes
 from shardwise.oracle.search.bounds import (
     TIMINGS,
     Rows,
-    bytes_behind,
+    alive_in_front,
     crossing,
     least_at_cuts,
     least_bytes,
@@ -67,7 +67,7 @@ class Coarse:
         self.whole = Family(self.tables, _WHOLE, "layer", sorted(samples), sorted(replicas))
         self.families = [self._family(found) for found in self.rows]
         self._cuts: dict[tuple[int, int, int], tuple[int, ...]] = {}
-        self._earliest: dict[tuple[int, int], int] = {}
+        self._earliest: dict[tuple[int, int, int], int] = {}
         self._pipelines: OrderedDict[tuple[int, int], Pipeline] = OrderedDict()
 
     def _family(self, rows: Rows) -> Family:
@@ -93,9 +93,9 @@ class Coarse:
         return result
 
     def _tiled_first(self, family: Family, rows: Rows) -> Floats:
-        """Return the same where only the first stage is split: for the best of its ends."""
+        """Return the same where only the first stages are split: for the best place where they end."""
         whole, all_rows = self.whole, rows
-        distinct, back = _distinct(rows.samples, rows.data, rows.stages)
+        distinct, back = _distinct(rows.samples, rows.data, rows.stages, rows.singles)
         rows = rows.only(distinct)
         at, replicas = lookup(family.samples, rows.samples), lookup(family.replicas, rows.data)
         behind, others = lookup(whole.samples, rows.samples), lookup(whole.replicas, rows.data)
@@ -104,14 +104,16 @@ class Coarse:
         shared, apart = family.running_statistics, self.whole.running_statistics
 
         def first(place: NDArray[np.int_]) -> Floats:
-            return front[at, place] + shared[replicas, place]
+            each: Floats = (front[at, place] + shared[replicas, place]) / count
+            return each
 
         def second(place: NDArray[np.int_]) -> Floats:
             left = rest[behind, -1] - rest[behind, place] + apart[others, -1] - apart[others, place]
             each: Floats = left / rows.singles
             return each
 
-        starts = self._starts(family.split.width, rows.singles)
+        count = rows.stages - rows.singles
+        starts = self._starts(family.split.width, rows.singles, count)
         slowest = crossing(first, second, starts, len(self.graph.layers))[back]
         whole_rows = [self.whole.samples[n] for n in family.samples]
         total = _either(front, rest[whole_rows])
@@ -132,20 +134,22 @@ class Coarse:
 
     def _tiled_first_bytes(self, family: Family, rows: Rows) -> Floats:
         mine, theirs = family.sums, self.whole.sums
-        alive, inverse = bytes_behind(rows)
-        distinct, back = _distinct(rows.samples, alive, inverse, rows.singles)
-        alive, inverse = alive[distinct], inverse[distinct]
-        starts = self._starts(family.split.width, rows.singles[distinct])
+        alive, there, behind = alive_in_front(rows)
+        count = rows.stages - rows.singles
+        distinct, back = _distinct(rows.samples, alive, there, behind, rows.singles, count)
+        alive, there, behind = alive[distinct], there[distinct], behind[distinct]
+        starts = self._starts(family.split.width, rows.singles[distinct], count[distinct])
         samples = rows.samples[distinct]
         front = mine.weights + (1 + self.slots) * mine.trained
         rest = theirs.weights + (1 + self.slots) * theirs.trained
 
         def first(place: NDArray[np.int_]) -> Floats:
-            return alive * samples * mine.saved[place] + front[place]
+            here: Floats = (samples * mine.saved[place] + front[place] / alive) / there
+            return here
 
         def second(place: NDArray[np.int_]) -> Floats:
             saved, state = theirs.saved[-1] - theirs.saved[place], rest[-1] - rest[place]
-            each: Floats = (samples * saved + state / alive) / inverse
+            each: Floats = (samples * saved + state / alive) / behind
             return each
 
         return crossing(first, second, starts, len(self.graph.layers))[back]
@@ -157,13 +161,16 @@ class Coarse:
         both = sums.forward + sums.backward
         return both, both - sums.weight
 
-    def _starts(self, width: int, singles: NDArray[np.int_]) -> NDArray[np.int_]:
-        """Return for each number of single-rank stages how far the first stage reaches at least."""
-        distinct, where = np.unique(singles, return_inverse=True)
-        for count in distinct.tolist():
-            if (width, count) not in self._earliest:
-                self._earliest[width, count] = earliest_cut(self.graph, width, count)
-        return np.array([self._earliest[width, count] for count in distinct.tolist()])[where]
+    def _starts(self, width: int, singles: NDArray[np.int_], counts: NDArray[np.int_]) -> NDArray[np.int_]:
+        """Return for numbers of single-rank and of tiled stages how far the latter reach at least."""
+        pairs, where = np.unique(np.stack((singles, counts)), axis=1, return_inverse=True)
+        found = []
+        for single, count in pairs.T.tolist():
+            key = (width, single, count)
+            if key not in self._earliest:
+                self._earliest[key] = earliest_cut(self.graph, width, single, count)
+            found.append(self._earliest[key])
+        return np.array(found)[where.reshape(-1)]
 
     def at_cuts(self, index: int, rows: Rows) -> Floats:
         """Return seconds that plans with the same stages cannot beat where the runtime cuts them.

@@ -13,7 +13,10 @@ from shardwise.plan import Plan
 
 @dataclass(frozen=True)
 class Entry:
-    """One plan with what the search found; `prediction` is worked out in full when it is asked for."""
+    """One plan with what the search found; `prediction` is worked out in full when it is asked for.
+
+    `memory_bytes` are those that each of its ranks may use.
+    """
 
     plan: Plan
     step_seconds: float
@@ -22,6 +25,7 @@ class Entry:
     ranks: int
     ask: Callable[[Plan], Prediction] = field(repr=False, compare=False)
     words: str = ""
+    memory_bytes: float = float("inf")
 
     @property
     def samples_per_second(self) -> float:
@@ -73,13 +77,14 @@ class Ranking:
 
     Args:
         entries: best first by the objective.
-        front: the plans that no other simulated plan beats in both time and memory.
+        front: the plans that no other simulated plan equals or beats in time, memory and ranks together.
         refused: with reasons.
         counts: enumerated = refused + pruned + simulated.
         objective: what "best" means.
         machine: its name.
         ranks: how many there were.
-        memory_bytes: the limit per rank.
+        front_is_complete: whether the front is that of all plans that fit, as if every one were simulated.
+        memory_bytes: the limit per rank where all ranks are used.
     """
 
     entries: tuple[Entry, ...]
@@ -90,6 +95,7 @@ class Ranking:
     machine: str = ""
     ranks: int = 0
     memory_bytes: float = 0.0
+    front_is_complete: bool = False
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -108,7 +114,7 @@ class Ranking:
             )
             for e in self.entries
         ]
-        good = [e for e in found if e.peak_bytes <= self.memory_bytes]
+        good = [e for e in found if e.peak_bytes <= e.memory_bytes]
         ordered = sorted(good, key=lambda e: (e.score(self.objective), e.ranks))
         return dataclasses.replace(self, entries=tuple(ordered), front=front_of(good))
 
@@ -116,8 +122,7 @@ class Ranking:
     def best(self) -> Entry:
         """Return the best plan."""
         if not self.entries:
-            reasons = "; ".join(dict.fromkeys(r.reason for r in self.refused[:3]))
-            raise ValueError(f"no plan for {self.ranks} ranks of {self.machine} can be used: {reasons}")
+            raise no_plan(self)
         return self.entries[0]
 
     def __str__(self) -> str:
@@ -140,14 +145,42 @@ class Ranking:
             f"{c.simulated} simulated."
         )
         if len(self.front) > 1:
-            lines.append("Of those simulated, none beats these in both time and memory:")
+            whose = "all plans that fit" if self.front_is_complete else "those simulated"
+            lines.append(f"Of {whose}, none beats these in time, memory and ranks:")
             lines += _table(
                 [
-                    ("  ", str(e.plan), seconds_text(e.step_seconds), f"{e.peak_bytes / 1e9:.3g} GB")
+                    (
+                        "  ",
+                        str(e.plan),
+                        f"{e.ranks} ranks" if e.ranks > 1 else "1 rank",
+                        seconds_text(e.step_seconds),
+                        f"{e.peak_bytes / 1e9:.3g} GB",
+                    )
                     for e in self.front
                 ]
             )
         return "\n".join(lines)
+
+
+class NoPlanError(ValueError):
+    """Say that no plan can be used, which one comes nearest, and what would help.
+
+    Args:
+        text: all that.
+        ranking: without entries, with all that was refused.
+    """
+
+    def __init__(self, text: str, ranking: Ranking | None = None) -> None:
+        super().__init__(text)
+        # A ranking without entries counts as false.
+        self.ranking = Ranking((), (), (), Counts()) if ranking is None else ranking
+
+
+def no_plan(ranking: Ranking, why: str = "") -> NoPlanError:
+    """Return the error for a ranking without entries; `why` is the plan that comes nearest, or nothing."""
+    reasons = "; ".join(dict.fromkeys(r.reason for r in ranking.refused[:3]))
+    said = why or reasons or "there is none"
+    return NoPlanError(f"no plan for {ranking.ranks} ranks of {ranking.machine} can be used: {said}", ranking)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -157,9 +190,9 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def front_of(found: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Return the plans that no other one beats in both time and memory."""
+    """Return the plans that no other one equals or beats in time, memory and ranks together."""
     front: list[Entry] = []
-    for entry in sorted(found, key=lambda e: (e.step_seconds, e.peak_bytes)):
-        if not front or entry.peak_bytes < front[-1].peak_bytes:
+    for entry in sorted(found, key=lambda e: (e.step_seconds, e.peak_bytes, e.ranks)):
+        if not any(other.peak_bytes <= entry.peak_bytes and other.ranks <= entry.ranks for other in front):
             front.append(entry)
     return tuple(front)

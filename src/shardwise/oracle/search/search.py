@@ -2,14 +2,11 @@
 
 Nothing is dropped but plans that need more memory than there is, and plans that have a lower bound which is
 no better than what is already among the best `keep`. Small worlds are simulated event by event (`few`), large
-ones pass by pass (`worlds`); small worlds with very many plans of deep networks pass by pass first, and then
-the best of them event by event.
+ones pass by pass (`worlds`), which is also where small ones begin.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -17,21 +14,21 @@ from shardwise.graph import Graph
 from shardwise.machine import Machine
 from shardwise.oracle.kernels import KernelTimes
 from shardwise.oracle.predict import Oracle, oracle_of
+from shardwise.oracle.search.allowance import Allowance, Nearest, check_ranks
 from shardwise.oracle.search.bounds import Rows
 from shardwise.oracle.search.coarse import Coarse
-from shardwise.oracle.search.few import Few
-from shardwise.oracle.search.kept import Kept
-from shardwise.oracle.search.ranking import Entry, Ranking, front_of
+from shardwise.oracle.search.few import Few, Progress
+from shardwise.oracle.search.kept import OBJECTIVES, Kept
+from shardwise.oracle.search.ranking import Entry, Ranking, front_of, no_plan
 from shardwise.oracle.search.tally import Tally
 from shardwise.oracle.search.worlds import Worlds, legal_rows
 from shardwise.plan import Plan
 
 # Up to so many ranks plans are ranked by a simulation of every event.
 EXACT_RANKS = 8
-# That takes about a second for so many layers of all plans together; with more than ten times as many only
-# the best of a quicker search are simulated.
-_LAYERS_PER_SECOND = 7_000
+# Before that so many of those that a quicker search holds for the best.
 _QUICKLY_BEST = 16
+Answer = tuple[list[Entry], Nearest | None]
 
 
 def search(
@@ -48,78 +45,99 @@ def search(
     exact: bool | None = None,
     all_ranks: bool = False,
     refuse: Callable[[Plan], str] | None = None,
+    front: bool = False,
+    progress: Progress | None = None,
 ) -> Ranking:
-    """Rank the plans of a network on a machine.
+    """Rank the plans of a network on a machine; where none fits, say which one comes nearest (`NoPlanError`).
 
     Args:
         graph: a captured network, with its loss behind it where it has one.
         machine: a `Machine`, a preset's name or a TOML file.
         ranks: how many there are; plans may leave some of them idle.
         batch: samples of the global mini-batch; default: those of the graph.
-        memory: bytes that a rank may use; default: what the device has.
+        memory: bytes that a rank may use; default: what the device has, or, where the ranks of a plan
+            share a host, its part of that.
         objective: `time`, `memory` (bytes of the fullest rank) or `cost` (ranks x seconds).
         keep: how many plans to rank.
         kernels: times of computations; default a roofline of the machine's device.
         optimizer_slots: copies of the parameters that the optimizer keeps.
-        exact: simulate every plan event by event that may be best; default: for few ranks, unless that
-            takes long.
+        exact: simulate every plan event by event that may be best; default: on up to 8 ranks. If not,
+            one rank stands for each stage's group, which is quicker and may miss the best by a little.
         all_ranks: only plans that use all ranks.
         refuse: says why a plan must not be used, or nothing.
+        front: look for the whole front of time, memory and ranks, which takes longer: on few ranks it is
+            that of simulating every plan; else it is that of what is simulated for all three objectives.
+            Without this it is that of the plans which were simulated because they may be best.
+        progress: is told how many of how many plans are done with, while they are simulated event by event.
     """
-    if ranks < 1:
-        raise ValueError(f"ranks: {ranks} found; at least 1")
     where = Machine.load(machine)
+    check_ranks(where, ranks)
     oracle = oracle_of(graph, where, kernels, optimizer_slots=optimizer_slots)
-    samples, limit, tally = batch or graph.batch, memory or oracle.memory_per_rank(ranks), Tally()
+    samples, limit, tally = batch or graph.batch, Allowance(where, memory), Tally()
     rows = legal_rows(oracle.at(samples), ranks, all_ranks, tally, refuse)
 
-    def ranked(fine: bool, count: int) -> Ranking:
-        kept, counted = Kept(objective, count), copy.deepcopy(tally)
-        found = (_few if fine else _many)(oracle, samples, rows, kept, limit, counted)
-        ordered = sorted(found, key=lambda e: (kept.score(e.step_seconds, e.peak_bytes, e.ranks), e.ranks))
-        return Ranking(
-            tuple(ordered[:count]),
-            front_of(found),
-            tuple(counted.reasons),
-            counted.counts,
-            objective,
-            where.name,
-            ranks,
-            limit,
-        )
+    kept, all_events = Kept(objective, keep), ranks <= EXACT_RANKS if exact is None else exact
+    if all_events:
+        quick, _ = _many(oracle, samples, rows, [Kept(objective, _QUICKLY_BEST)], limit, Tally())
+        first = [entry.plan for entry in _ordered(quick, objective)[:_QUICKLY_BEST]]
+        found, nearest = _few(oracle, samples, rows, kept, limit, tally, first, front, progress)
+    else:
+        wanted = [kept, *(Kept(name, keep) for name in OBJECTIVES if front and name != objective)]
+        found, nearest = _many(oracle, samples, rows, wanted, limit, tally)
+    ranking = Ranking(
+        tuple(_ordered(found, objective)[:keep]),
+        front_of(found),
+        tuple(tally.reasons),
+        tally.counts,
+        objective,
+        where.name,
+        ranks,
+        limit.of(ranks),
+        front and all_events,
+    )
+    if not found:
+        raise no_plan(ranking, str(nearest or ""))
+    return ranking
 
-    few = ranks <= EXACT_RANKS
-    if exact is not None or not few or _is_quick(oracle, rows, ranks):
-        return ranked(few if exact is None else exact, keep)
-    best = ranked(False, max(keep, _QUICKLY_BEST)).simulated()
-    # What seems to fit may not, by a little; then every plan has to be looked at.
-    return dataclasses.replace(best, entries=best.entries[:keep]) if best.entries else ranked(True, keep)
 
-
-def _is_quick(oracle: Oracle, rows: list[Rows], ranks: int) -> bool:
-    """Tell whether all plans can be simulated in some seconds, or must be: where ranks share cores."""
-    machine = oracle.machine
-    if machine.device.host and min(ranks, oracle.ranks_per_node(ranks)) > machine.node.cores:
-        return True
-    plans = sum(len(some.shape) for some in rows)
-    return plans * len(oracle.graph) <= 10 * _LAYERS_PER_SECOND
+def _ordered(found: list[Entry], objective: str) -> list[Entry]:
+    return sorted(found, key=lambda e: (e.score(objective), e.ranks))
 
 
 def _many(
-    oracle: Oracle, batch: int, rows: list[Rows], kept: Kept, limit: float, tally: Tally
-) -> list[Entry]:
+    oracle: Oracle, batch: int, rows: list[Rows], wanted: list[Kept], limit: Allowance, tally: Tally
+) -> Answer:
     kernels, slots = oracle.kernels.kernels, oracle.optimizer_slots
     coarse = Coarse(oracle.at(batch), oracle.machine, kernels, rows, optimizer_slots=slots)
     ask = partial(oracle.predict, batch=batch)
-    return [
-        Entry(c.plan(), outcome.seconds, batch, outcome.peak_bytes, c.ranks, ask, outcome.words)
-        for c, outcome in Worlds(coarse, kept, limit, tally).run()
-    ]
+    found: dict[Plan, Entry] = {}
+    for kept in wanted:
+        # What is refused and enumerated is the same for all of them.
+        counted = tally if kept is wanted[0] else Tally()
+        worlds = Worlds(coarse, kept, limit, counted)
+        for c, o in worlds.run():
+            limited = limit.of(c.ranks)
+            entry = Entry(c.plan(), o.seconds, batch, o.peak_bytes, c.ranks, ask, o.words, limited)
+            found.setdefault(entry.plan, entry)
+    tally.simulated = len(found)
+    return list(found.values()), None if found else worlds.nearest()
 
 
-def _few(oracle: Oracle, batch: int, rows: list[Rows], kept: Kept, limit: float, tally: Tally) -> list[Entry]:
+def _few(
+    oracle: Oracle,
+    batch: int,
+    rows: list[Rows],
+    kept: Kept,
+    limit: Allowance,
+    tally: Tally,
+    first: list[Plan],
+    front: bool,
+    progress: Progress | None,
+) -> Answer:
     ask = partial(oracle.predict, batch=batch)
-    return [
-        Entry(plan, seconds, batch, peak, plan.ranks, ask)
-        for plan, seconds, peak in Few(oracle, batch, rows, kept, limit, tally).run()
+    few = Few(oracle, batch, rows, kept, limit, tally, first, front, progress)
+    entries = [
+        Entry(plan, seconds, batch, peak, plan.ranks, ask, memory_bytes=limit.of(plan.ranks))
+        for plan, seconds, peak in few.run()
     ]
+    return entries, None if entries else few.nearest()

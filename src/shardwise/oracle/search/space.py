@@ -1,8 +1,8 @@
 """Every plan worth asking about: replicas x stages x ways to split them, schedules, micro-batches.
 
 A replica has `count` stages that are split alike, then `singles` stages of one rank each (Hy-Fi's tiled-first
-arrangement, `2x2|1|1`). With one stage all schedules run the same program, so only one of them is listed.
-Counts that do not divide the ranks leave some of them idle.
+arrangement, `2x2|1|1`, or with several tiled ones, `2x2|2x2|1`). With one stage all schedules run the same
+program, so only one of them is listed. Counts that do not divide the ranks leave some of them idle.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 REPLICATIONS = (2, 4)
 HALOS = ("layer", "fused")
 _FEW = 32
+# How many tiled stages there are in front of single-rank ones where there are many ranks: with more of them
+# deep networks would have to be cut in so many ways that a search of thousands of ranks takes a minute.
+_FRONTS = (1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +161,12 @@ def _grids(width: int, dims: int) -> Iterator[tuple[int, ...]]:
 
 
 def shapes(ranks: int, split: Split, exact: bool = False) -> Iterator[Shape]:
-    """Yield every arrangement of stages and replicas: all stages alike, or only the first of them tiled."""
+    """Yield every arrangement of stages and replicas: all stages alike, or only the first ones tiled."""
     arrangements = [(count, 0) for count in sizes(ranks) if count * split.width <= ranks]
     if split.way is Way.SPATIAL:
-        arrangements += [(1, singles) for singles in sizes(ranks) if split.width + singles <= ranks]
+        for count in _FRONTS if ranks > _FEW else sizes(ranks):
+            front = count * split.width
+            arrangements += [(count, singles) for singles in sizes(ranks) if front + singles <= ranks]
     for count, singles in arrangements:
         for data in replicas(ranks, count * split.width + singles, exact):
             yield Shape(count, singles, data)

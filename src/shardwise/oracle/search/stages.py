@@ -91,6 +91,15 @@ class Pipeline:
             found[:, self.shape.count :] = rest[:, self.shape.count :]
         return found
 
+    def _computing(self, samples: int) -> Floats:
+        """Return the part of every stage's seconds that no exchange takes."""
+        row, count = self.family.samples[samples], self.shape.count
+        found: Floats = np.diff(self.family.sums.computing[row][self.cuts])
+        if self.shape.singles:
+            rest = np.diff(self.whole.sums.computing[self.whole.samples[samples]][self.cuts])
+            found[count:] = rest[count:]
+        return found
+
     def _bytes(self, name: str) -> Floats:
         found: Floats = np.diff(getattr(self.family.sums, name)[self.cuts])
         if self.shape.singles:
@@ -160,6 +169,35 @@ class Pipeline:
         """Return how long it takes in the end to tell everybody the loss."""
         return self.machine.tier((0, self.ranks - 1)).collective_seconds("all_reduce", self.ranks, 8)
 
+    def input_seconds(self, both: bool) -> float:
+        """Return how long the first ranks of a pipeline read their parts of the mini-batch.
+
+        All that read on a node share its rate; with two directions both ends read a half.
+        """
+        machine, tables = self.machine, self.family.tables
+        rate = machine.input_bytes_per_second
+        if not rate:
+            return 0.0
+        width, positions = int(self.widths[0]), int(self.widths.sum())
+        per_node = min(max(machine.node.devices, machine.crowd), self.ranks)
+        ends = 2 if both else 1
+        readers = min(per_node, ends * width * max(1, per_node // positions))
+        own = tables.input_bytes / (self.shape.data * width * ends)
+        return own * readers / rate
+
+    def shared_seconds(self, timing: int, samples: int) -> float:
+        """Return how long the cores need for the work of all ranks, where these take turns on them."""
+        cores, when = self.machine.shared_cores(self.ranks), TIMINGS[timing]
+        if not cores:
+            return 0.0
+        stages = self.stages_of(samples)
+        work = when.parts * (stages.forward + stages.backward) + self._updates
+        return self.shape.data * float((work * self.widths).sum()) / cores
+
+    @cached_property
+    def _updates(self) -> Floats:
+        return np.array([self.machine.device.update_seconds([trained]) for trained in self.trained.tolist()])
+
     def stages_of(self, samples: int) -> Stages:
         """Return the seconds of a micro-batch."""
         row = self.family.samples[samples]
@@ -194,7 +232,14 @@ class Pipeline:
         for name, values in ways.items():
             result = np.where(names == name, values, result)
         found: Floats = result + self.loss_seconds
-        return found
+        shared = np.zeros(len(found))
+        if self.machine.shared_cores(self.ranks):
+            pairs = zip(timing.tolist(), samples.tolist(), strict=True)
+            shared = np.array([self.shared_seconds(t, n) for t, n in pairs])
+        reading = {both: self.input_seconds(both) for both in (False, True)}
+        read = np.array([reading[is_bidirectional(name)] for name in schedules])
+        least: Floats = np.maximum(found, shared) + read
+        return least
 
     def peaks(self, timing: Ints, samples: Ints) -> Floats:
         """Return the bytes of the fullest rank."""
@@ -218,15 +263,25 @@ class Pipeline:
         else:
             ends = ends_of(stages, when)
         tails = self.tails(both)
-        seconds = float(np.max(ends + tails)) + self.loss_seconds
+        alone = float(np.max(ends + tails)) + self.loss_seconds
+        shared, reading = self.shared_seconds(timing, samples), self.input_seconds(both)
+        seconds = max(alone, shared) + reading
         busy = when.parts * (stages.forward + stages.backward)
         if both:
             busy = (busy + busy[::-1]) / 2
         slowest = int(np.argmax(busy))
+        computing = when.parts * self._computing(samples)
+        if both:
+            computing = (computing + computing[::-1]) / 2
+        mine = float(min(computing[slowest], busy[slowest]))
         parts = {
-            "compute and exchanges": float(busy[slowest]),
+            "compute": mine,
+            "exchanges": float(busy[slowest]) - mine,
             "reduction and update": float(tails[slowest]),
-            "bubble": seconds - float(busy[slowest] + tails[slowest]),
+            "input": reading,
+            "turns on cores" if shared > alone else "bubble": (
+                max(alone, shared) - float(busy[slowest] + tails[slowest])
+            ),
         }
         peak = self.peaks(np.array([timing]), np.array([samples]))
         return Outcome(seconds, float(peak[0]), parts)

@@ -51,6 +51,11 @@ class Sums:
         return self._running(self._family.weight[:, self._of])
 
     @cached_property
+    def computing(self) -> Floats:
+        """Return the seconds of both ways without exchanges."""
+        return self._running(self._family.computing[:, self._of])
+
+    @cached_property
     def saved(self) -> Floats:
         """Return what is kept of one sample."""
         return self._running(self._family.bytes_each[0])
@@ -152,6 +157,11 @@ class Family:
         return self._prices[2]
 
     @property
+    def computing(self) -> Floats:
+        """Return the seconds of every class both ways without exchanges."""
+        return self._prices[3]
+
+    @property
     def there(self) -> Floats:
         """Return the seconds of shared statistics forwards, a row for each number of replicas."""
         return self._statistics[0]
@@ -162,7 +172,7 @@ class Family:
         return self._statistics[1]
 
     @cached_property
-    def _prices(self) -> tuple[Floats, Floats, Floats]:
+    def _prices(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Return the seconds of every class without shared statistics, a row for each number of samples."""
         classes, kernels = self.classes.classes, self.tables.kernels
         if isinstance(kernels, Roofline):
@@ -172,7 +182,8 @@ class Family:
             forward, value, weight = np.moveaxis(np.array(found, dtype=np.float64), 2, 0)
         moving = self._moving()
         grads = np.array([c.grad for c in classes])
-        return forward + moving, value + weight + moving * grads, weight
+        computing = forward + value + weight
+        return forward + moving, value + weight + moving * grads, weight, computing
 
     def _moving(self) -> Floats:
         """Return the seconds of all exchanges in front of every class."""
@@ -224,6 +235,7 @@ class Tables:
     def __init__(self, sorter: Sorter, machine: Machine, kernels: KernelTimes) -> None:
         self.sorter, self.machine, self.kernels = sorter, machine, kernels
         self.batch = sorter.graph.batch
+        self.input_bytes = sum(layer.spec.nbytes for layer in sorter.graph.inputs)
         # Layers that a loss is made of share one place in the graph.
         self._order = np.argsort(sorter.positions, kind="stable")
         places = sorter.positions[self._order]

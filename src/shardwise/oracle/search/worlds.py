@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.graph import Graph
+from shardwise.oracle.search.allowance import Allowance, Nearest
 from shardwise.oracle.search.bounds import TIMINGS, Rows, rows_of
 from shardwise.oracle.search.coarse import Coarse
 from shardwise.oracle.search.kept import Kept, gigabytes
@@ -93,11 +94,11 @@ class Worlds:
     Args:
         coarse: evaluates plans.
         kept: what is best so far, and by which measure.
-        limit: bytes that a rank may use.
+        limit: what a rank may use.
         tally: counts what becomes of the plans.
     """
 
-    def __init__(self, coarse: Coarse, kept: Kept, limit: float, tally: Tally) -> None:
+    def __init__(self, coarse: Coarse, kept: Kept, limit: Allowance, tally: Tally) -> None:
         self.coarse, self.kept, self.limit, self.tally = coarse, kept, limit, tally
         self.bounds: list[Floats] = []
         self.heap: list[tuple[float, int, int, int, int]] = []
@@ -123,12 +124,12 @@ class Worlds:
         """Bound all plans of a family, wherever the network is cut."""
         rows = self.coarse.rows[index]
         least = self.coarse.least_bytes(index)
-        large = least > self.limit
+        large = least > self.limit.of_each(ranks_of(rows))
         self._refuse(index, np.flatnonzero(large), least, "at least ")
         if large.all():
             self.bounds.append(np.full(len(rows), np.inf))
             return
-        scores = self.kept.scores(self.coarse.seconds(index), least, _ranks(rows))
+        scores = self.kept.scores(self.coarse.seconds(index), least, ranks_of(rows))
         self.bounds.append(np.where(large, np.inf, scores))
         # Shapes that differ only in their replicas follow each other.
         alike = [(shape.count, shape.singles) for shape in rows.shapes]
@@ -142,7 +143,7 @@ class Worlds:
         rows = self.coarse.rows[index].only(slice(first, last))
         if self.kept.objective != "memory":
             seconds = self.coarse.at_cuts(index, rows)
-            scores = self.kept.scores(seconds, seconds, _ranks(rows))
+            scores = self.kept.scores(seconds, seconds, ranks_of(rows))
             self.bounds[index][first:last] = np.maximum(self.bounds[index][first:last], scores)
         edges = np.flatnonzero(np.diff(rows.shape, prepend=-1, append=-1)) + first
         for start, stop in itertools.pairwise(edges.tolist()):
@@ -154,7 +155,7 @@ class Worlds:
         rows = self.coarse.rows[index]
         pipeline = self.coarse.pipeline(index, int(rows.shape[first]))
         peaks = pipeline.peaks(rows.timing[places], rows.samples[places])
-        large = peaks > self.limit
+        large = peaks > self.limit.of(pipeline.ranks)
         self._refuse(index, places[large], dict(zip(places.tolist(), peaks.tolist(), strict=True)), "")
         places, peaks = places[~large], peaks[~large]
         if not len(places):
@@ -172,13 +173,37 @@ class Worlds:
         self.found.append((plan, outcome))
         self.kept.add(outcome.seconds, outcome.peak_bytes, plan.ranks)
 
+    def nearest(self) -> Nearest | None:
+        """Return the plan that needs least of what it has."""
+        coarse = self.coarse
+        shapes: list[tuple[float, int, int]] = []
+        for index, rows in enumerate(coarse.rows):
+            parts = coarse.least_bytes(index) / self.limit.of_each(ranks_of(rows))
+            for shape in np.unique(rows.shape).tolist():
+                shapes.append((float(parts[rows.shape == shape].min()), index, shape))
+        best: Nearest | None = None
+        for bound, index, shape in sorted(shapes):
+            if best is not None and bound >= best.excess:
+                break
+            places = np.flatnonzero(coarse.rows[index].shape == shape)
+            mine = coarse.rows[index].only(places)
+            pipeline = coarse.pipeline(index, shape)
+            peaks = pipeline.peaks(mine.timing, mine.samples)
+            least, limit = int(peaks.argmin()), self.limit.of(pipeline.ranks)
+            if best is None or peaks[least] / limit < best.excess:
+                plan = coarse.candidate(index, int(places[least])).plan()
+                best = Nearest(plan, float(peaks[least]), limit)
+        return best
+
     def _refuse(self, index: int, places: NDArray[np.int_], needed: Needs, least: str) -> None:
         def why(_: Rows, row: int) -> str:
-            return f"a rank needs {least}{gigabytes(needed[row], self.limit)}"
+            limit = self.limit.of(self.coarse.candidate(index, row).ranks)
+            return f"a rank needs {least}{gigabytes(needed[row], limit)}"
 
         _refuse(self.coarse.rows[index], places, why, self.tally)
 
 
-def _ranks(rows: Rows) -> Floats:
+def ranks_of(rows: Rows) -> Floats:
+    """Return how many ranks each plan uses."""
     inside = np.array([s.data * (s.count * rows.split.width + s.singles) for s in rows.shapes])
     return inside[rows.shape].astype(np.float64)
