@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Range = tuple[int, int]
 """A half-open range of indices `(lo, hi)` along one dimension; `hi <= lo` means empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
-    """Name the elements `lo[d] <= i < hi[d]` of a global tensor, for every dimension `d`."""
-
+class _Ends(NamedTuple):
     lo: tuple[int, ...]
     hi: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if len(self.lo) != len(self.hi):
-            raise ValueError(f"Box: lo has {len(self.lo)} dimensions, hi has {len(self.hi)}; they must agree")
+
+class Box(_Ends):
+    """Name the elements `lo[d] <= i < hi[d]` of a global tensor, for every dimension `d`.
+
+    A tuple, since plans for many ranks make and compare hundreds of thousands of them.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, lo: tuple[int, ...], hi: tuple[int, ...]) -> Box:
+        """Refuse corners of different dimensions."""
+        if len(lo) != len(hi):
+            raise ValueError(f"Box: lo has {len(lo)} dimensions, hi has {len(hi)}; they must agree")
+        return tuple.__new__(cls, (lo, hi))
 
     @staticmethod
     def whole(shape: Sequence[int]) -> Box:
@@ -28,8 +36,8 @@ class Box:
     @staticmethod
     def of(ranges: Iterable[Range]) -> Box:
         """Build a box from one `(lo, hi)` pair per dimension."""
-        pairs = tuple(ranges)
-        return Box(tuple(lo for lo, _ in pairs), tuple(hi for _, hi in pairs))
+        ends = tuple(zip(*ranges, strict=True))
+        return tuple.__new__(Box, ends or ((), ()))
 
     @property
     def ndim(self) -> int:
@@ -50,7 +58,7 @@ class Box:
     def size(self) -> int:
         """Return the number of elements."""
         product = 1
-        for lo, hi in zip(self.lo, self.hi, strict=True):
+        for lo, hi in zip(*self, strict=True):
             if hi <= lo:
                 return 0
             product *= hi - lo
