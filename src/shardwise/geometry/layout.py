@@ -47,6 +47,11 @@ class Layout:
         return hash((self.shape, self.boxes, self.ranks, self.partial))
 
     @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Return the extents of every box."""
+        return tuple(box.shape for box in self.boxes)
+
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Return the number of elements of every box."""
         return tuple(box.size for box in self.boxes)
