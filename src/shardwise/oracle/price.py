@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from shardwise.geometry import Message
 from shardwise.machine import Machine, Tier
-from shardwise.oracle.alike import kinds
 from shardwise.oracle.events import Event, Kind
 from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes, Task
 from shardwise.oracle.moves import Move, joins, move_of, sum_of
@@ -129,7 +128,7 @@ class _Pricer:
         if isinstance(op, Regrid):
             return self._regrid(op, index)
         found: dict[int, Done] = {}
-        for ranks in kinds(op):
+        for ranks in op.kinds:
             if isinstance(op, Normalise):
                 found |= self._normalise(op, ranks, index)
             else:

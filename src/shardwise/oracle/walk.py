@@ -13,7 +13,7 @@ from shardwise.machine import Machine
 from shardwise.oracle.around import counting, folding
 from shardwise.oracle.events import Event, Kind, Span, Speed
 from shardwise.oracle.kernels import KernelTimes
-from shardwise.oracle.memory import Footprint, footprint
+from shardwise.oracle.memory import Footprint, footprints
 from shardwise.oracle.price import STATISTICS, StagePrice, price_stage
 from shardwise.oracle.reductions import REDUCTION, Bucket, buckets_of, launch_and_wait
 from shardwise.oracle.segments import Segment
@@ -49,7 +49,7 @@ class Walk:
     replicas: int
     stage_of: StageOf
     prices: dict[tuple[object, ...], StagePrice] = field(default_factory=dict)
-    sizes: dict[tuple[int, int], Footprint] = field(default_factory=dict)
+    sizes: dict[int, tuple[Footprint, ...]] = field(default_factory=dict)
     fields: set[str] = field(default_factory=set)
     flags: set[str] = field(default_factory=set)
 
@@ -293,11 +293,9 @@ class Walk:
         result = {}
         for role in self.mesh.roles(position):
             program = self.stage_of(role.stage, 0, m)
-            key = (id(program), role.member)
-            if key not in self.sizes:
-                host = self.machine.device.host
-                self.sizes[key] = footprint(program, role.member, self.kernels, host)
-            result[role.stage] = self.sizes[key]
+            if id(program) not in self.sizes:
+                self.sizes[id(program)] = footprints(program, self.kernels, self.machine.device.host)
+            result[role.stage] = self.sizes[id(program)][role.member]
         return result
 
     def trained(self, position: int) -> dict[str, int]:

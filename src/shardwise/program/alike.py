@@ -6,10 +6,13 @@ What is asked of kernels depends on nothing else, so that one rank of each kind 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
 from shardwise.geometry import Layout, Range
 from shardwise.geometry.axes import Same
-from shardwise.program import Compute, Held, Normalise
+
+if TYPE_CHECKING:
+    from shardwise.program.ops import Compute, Held, Normalise
 
 
 def kinds(op: Compute | Normalise) -> list[list[int]]:
@@ -25,8 +28,9 @@ def kinds(op: Compute | Normalise) -> list[list[int]]:
         columns.append(wants.shapes)
         if held.margins is not None or held.layout is not wants:
             columns.append(_crops(held, wants))
-    if isinstance(op, Normalise):
-        columns.append(op.owned.shapes)
+    owned = getattr(op, "owned", None)
+    if owned is not None:
+        columns.append(owned.shapes)
     columns += _overhangs(op)
     found: dict[Hashable, list[int]] = {}
     for rank, key in enumerate(zip(*columns, strict=True)):
