@@ -121,7 +121,9 @@ class _Pricer:
         self.replicas, self.together = replicas, together
         self.sharing: dict[int, tuple[int, ...]] = {}
         self.sums: dict[tuple[int, float], float] = {}
-        self.tiers: dict[tuple[int, int], Tier] = {}
+        self.span = machine.network[0].span
+        self.tiers: dict[tuple[int, int], tuple[Tier, bool]] = {}
+        self.parcels: dict[tuple[object, ...], float] = {}
 
     def op(self, op: Op, index: int) -> list[Done]:
         """Return what each rank does in one operation; those that do the same share it."""
@@ -283,7 +285,7 @@ class _Pricer:
 
     def _flows(self, op: Regrid) -> Counter[int]:
         """Return how many ranks of each node send to other nodes in an exchange, one parcel at a time."""
-        ranks, span = self.ranks, self.machine.network[0].span
+        ranks, span = self.ranks, self.span
         pairs = {(m.source, m.target) for m in op.messages if span}
         away = {ranks[a] for a, b in pairs if self.machine.leaves_node(ranks[a], ranks[b])}
         return Counter(rank // span for rank in away)
@@ -301,21 +303,24 @@ class _Pricer:
             sent[message.target == rank] += message.box.size * itemsize
         seconds = 0.0
         for peer, (out, arriving) in traffic.items():
-            tier = self._tier(self.ranks[rank], self.ranks[peer])
+            tier, away = self._tier(self.ranks[rank], self.ranks[peer])
             both = out > 0 and arriving > 0
             larger = max(out, arriving)
-            mine, other = self.ranks[rank], self.ranks[peer]
-            away = self.machine.leaves_node(mine, other)
-            flows = leaving[mine // self.machine.network[0].span] if away else 1
-            exchange = self.machine.exchange_seconds
-            seconds += exchange(tier, larger, flows) if both else tier.message_seconds(larger, flows)
+            flows = leaving[self.ranks[rank] // self.span] if away else 1
+            key = (tier.name, larger, flows, both)
+            if key not in self.parcels:
+                exchange = self.machine.exchange_seconds
+                found = exchange(tier, larger, flows) if both else tier.message_seconds(larger, flows)
+                self.parcels[key] = found
+            seconds += self.parcels[key]
         return tuple(self.ranks[peer] for peer in traffic), seconds
 
-    def _tier(self, one: int, other: int) -> Tier:
-        """Return the tier between two ranks; the same pairs exchange at every layer."""
+    def _tier(self, one: int, other: int) -> tuple[Tier, bool]:
+        """Return the tier between two ranks, and whether it leaves the node; the same pairs meet again."""
         if (one, other) not in self.tiers:
-            self.tiers[one, other] = self.machine.tier((one, other))
-            self._use(self.tiers[one, other])
+            tier = self.machine.tier((one, other))
+            self.tiers[one, other] = tier, self.machine.leaves_node(one, other)
+            self._use(tier)
         return self.tiers[one, other]
 
     def _use(self, tier: Tier) -> None:

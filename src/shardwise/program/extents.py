@@ -20,12 +20,12 @@ The chain behind a value goes on to the layer that makes it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardwise.geometry import Box
-from shardwise.geometry.access import needed_by_all
 from shardwise.graph import Kind, Layer, Operand, Source
 from shardwise.program.assign import Home
+from shardwise.program.needs import Needs
 from shardwise.program.norms import has_statistics, shared_over
 
 Key = tuple[int, ...]
@@ -49,6 +49,7 @@ class Extents:
     outs: dict[str, tuple[Box, ...]]
     needs: dict[tuple[str, Key], Need]
     wants: dict[tuple[str, int], tuple[Box, ...]]
+    known: Needs = field(default_factory=Needs)
 
 
 def key_of(layer: Layer, homes: Mapping[str, Home]) -> Key:
@@ -58,12 +59,12 @@ def key_of(layer: Layer, homes: Mapping[str, Home]) -> Key:
 
 
 def wanted_boxes(
-    layer: Layer, operand: Operand, index: int, home: Home, outs: Sequence[Box]
+    operand: Operand, index: int, home: Home, outs: tuple[Box, ...], known: Needs
 ) -> tuple[Box, ...]:
     """Return what each rank needs of a layer's value operand, the `index`-th, to make the boxes `outs`."""
     if home.sums:
         return home.reads[index].layout(len(outs)).boxes
-    return needed_by_all(operand.access, operand.spec.shape, outs)
+    return known.of(operand.access, operand.spec.shape, outs)
 
 
 def find_extents(
@@ -128,7 +129,7 @@ class _Walk:
         """Note what the layer needs of each value that it reads."""
         home, outs = self.homes[layer.name], self.found.outs[layer.name]
         for i, operand in enumerate(o for o in layer.operands if o.origin is Source.VALUE):
-            boxes = wanted_boxes(layer, operand, i, home, outs)
+            boxes = wanted_boxes(operand, i, home, outs, self.found.known)
             self.found.wants[layer.name, i] = boxes
             name, key = operand.source, (operand.source, key_of(layer, self.homes))
             need = self.found.needs.get(key)
@@ -174,7 +175,7 @@ class _Walk:
         """Tell whether what a rank owns of the output needs more of the operand than it owns of that."""
         outs = self.homes[layer.name].cuts.layout(self.width).boxes
         held = self.homes[operand.source].cuts.layout(self.width).boxes
-        return not _contain(held, needed_by_all(operand.access, operand.spec.shape, outs))
+        return not _contain(held, self.found.known.of(operand.access, operand.spec.shape, outs))
 
 
 def _contain(boxes: Sequence[Box], others: Sequence[Box]) -> bool:

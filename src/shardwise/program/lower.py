@@ -78,6 +78,7 @@ class _Lowering:
     ) -> None:
         self.graph, self.homes, self.width = graph, homes, width
         self.outs, self.needs, self.wants = extents.outs, extents.needs, extents.wants
+        self.known = extents.known
         # Most layers hold what others do: equal layouts are one object, which is soon compared.
         self.layouts: dict[tuple[object, ...], Layout] = {}
         self.sync, self.samples = sync, samples
@@ -195,8 +196,8 @@ class _Lowering:
 
     def _read_parameter(self, layer: Layer, operand: Operand) -> Held:
         """Return the slices that this layer needs; layers that share a weight may need different ones."""
-        cut = slices_of(layer, operand, self.homes[layer.name], self.outs[layer.name])
-        layout = self._layout(*cut)
+        home, outs = self.homes[layer.name], self.outs[layer.name]
+        layout = self._layout(operand.spec.shape, slices_of(layer, operand, home, outs, self.known))
         is_parameter = operand.origin is Source.PARAMETER
         store = self.parameters if is_parameter else self.buffers
         known = store.setdefault(operand.source, layout)

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.geometry import Box
-from shardwise.geometry.access import needed_by_all
 from shardwise.graph import Layer, Operand
 from shardwise.program.assign import Home
+from shardwise.program.needs import Needs
 
 
 def slices_of(
-    layer: Layer, operand: Operand, home: Home, outs: Sequence[Box]
-) -> tuple[tuple[int, ...], tuple[Box, ...]]:
-    """Return the shape and the boxes of a weight, bias or buffer that ranks need to make the boxes `outs`."""
+    layer: Layer, operand: Operand, home: Home, outs: tuple[Box, ...], known: Needs
+) -> tuple[Box, ...]:
+    """Return the boxes of a weight, bias or buffer that ranks need to make the boxes `outs`."""
     shape = operand.spec.shape
     if home.sums:
-        boxes = _summands(layer, operand, home, len(outs))
-    else:
-        made = layer.outputs[0].shape
-        boxes = needed_by_all(operand.access, shape, [_solid(box, made) for box in outs])
-    return shape, boxes
+        return _summands(layer, operand, home, len(outs))
+    if any(box.empty for box in outs):
+        outs = tuple(_solid(box, layer.outputs[0].shape) for box in outs)
+    return known.of(operand.access, shape, outs)
 
 
 def _summands(layer: Layer, operand: Operand, home: Home, width: int) -> tuple[Box, ...]:
