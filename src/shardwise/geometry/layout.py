@@ -47,9 +47,11 @@ class Layout:
         return hash((self.shape, self.boxes, self.ranks, self.partial))
 
     @cached_property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Return the extents of every box."""
-        return tuple(box.shape for box in self.boxes)
+    def sorts(self) -> tuple[int, ...]:
+        """Return a number for every box, the same for boxes of the same extents; empty if all are alike."""
+        found: dict[tuple[int, ...], int] = {}
+        sorts = tuple(found.setdefault(box.shape, len(found)) for box in self.boxes)
+        return sorts if len(found) > 1 else ()
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

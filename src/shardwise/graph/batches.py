@@ -8,7 +8,7 @@ fold samples into other dimensions or are opaque, and for less than two samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 FEWEST = 2
 _Make = Callable[[int], Any]
+
+
+# So many graphs tell how the others are.
+ENOUGH = 3
 
 
 class _UnlikeError(Exception):
@@ -41,20 +45,21 @@ class Batches:
         return made
 
 
-def batches_of(graph: Graph, others: Callable[[int], Graph]) -> Batches | None:
+def batches_of(graph: Graph, others: Callable[[int], Graph], known: Sequence[int]) -> Batches | None:
     """Return what makes the graphs for all other numbers of samples, or None where they must be followed.
 
     Args:
         graph: for any number of samples.
         others: makes the graph for another number by following the network.
+        known: numbers for which that was done already.
     """
     if getattr(graph.rebuild, "decides", True) or not all(map(_grows, graph.layers)):
         return None
     if len({shape[:1] for shape in graph.shapes}) != 1:
         return None
-    probes = [n for n in (graph.batch, FEWEST, FEWEST + 1, FEWEST + 2) if n >= FEWEST]
+    probes = [*known, FEWEST, FEWEST + 1, FEWEST + 2]
     try:
-        first, second, third = [others(n) for n in list(dict.fromkeys(probes))[:3]]
+        first, second, third = [others(n) for n in list(dict.fromkeys(probes))[:ENOUGH]]
         make = _between(first.layers, second.layers, first.batch, second.batch)
     except (_UnlikeError, CaptureError, SizeError):
         return None

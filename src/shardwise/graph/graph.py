@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardwise.graph.batches import FEWEST, Batches, batches_of
+from shardwise.graph.batches import ENOUGH, FEWEST, Batches, batches_of
 from shardwise.graph.layer import Kind, Layer, TensorSpec
 
 if TYPE_CHECKING:
@@ -162,20 +162,30 @@ class Graph:
     def with_batch(self, batch: int) -> Graph:
         """Return the graph for another number of samples in every input."""
         shapes = tuple((batch, *shape[1:]) for shape in self.shapes)
-        batches = self.__dict__.get("batches")
-        if batches is None or batch < FEWEST or shapes == self.shapes:
+        if batch < FEWEST or shapes == self.shapes or shapes in self._others:
             return self.at(*shapes)
-        return self._kept(shapes, lambda: batches.at(batch))
+        ready = "batches" in self.__dict__ or len(self._followed()) >= ENOUGH
+        batches = self.batches if ready else None
+        return self.at(*shapes) if batches is None else self._kept(shapes, lambda: batches.at(batch))
 
     @cached_property
     def batches(self) -> Batches | None:
         """Return what makes the graphs for other numbers of samples quickly, if anything can.
 
-        Whoever asks for many of them looks at this first: it follows the network two more times.
+        It is found by the way when the network was followed for two other numbers. Whoever does not want to
+        wait for that looks at it first.
         """
         if self.rebuild is None or not self.inputs:
             return None
-        return batches_of(self, lambda batch: self.at(*((batch, *shape[1:]) for shape in self.shapes)))
+        return batches_of(
+            self, lambda batch: self.at(*((batch, *shape[1:]) for shape in self.shapes)), self._followed()
+        )
+
+    def _followed(self) -> list[int]:
+        """Return the numbers of samples for which the network was followed, this one included."""
+        rest = [shape[1:] for shape in self.shapes]
+        others = [shapes[0][0] for shapes in self._others if [shape[1:] for shape in shapes] == rest]
+        return [batch for batch in (self.batch, *others) if batch >= FEWEST]
 
 
 def _leaves(tree: Any) -> Iterator[str]:

@@ -102,8 +102,6 @@ class Oracle:
         return self._walks[key]
 
     def _walk(self, plan: Plan, batch: int, replicas: int) -> Walk:
-        # Plans share a mini-batch out in many ways: networks for other numbers of samples will be asked for.
-        _ = self.graph.batches
         check(plan, self.at(batch), batch=batch, machine=self.machine)
         step = self.lowered(plan, batch)
         known: dict[tuple[int, int, int], StageProgram] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from shardwise.geometry import Message
 from shardwise.machine import Machine, Tier
@@ -24,9 +25,9 @@ FORWARD, BACKWARD, HALO, STATISTICS = "forward", "backward", "halo", "statistics
 class StagePrice:
     """The priced operations of a stage, for each rank of the group, in execution order.
 
-    `forward[r]` and `backward[r]` are event lists for one micro-batch; keys of meetings are positions in
-    the program and become unique when a schedule puts several of them in a row. `ops[r]` has the forward
-    and backward events of each operation. `variance` is the summed squared spread of one rank's kernels.
+    `done[r]` has the events of each of the `ops`, `forward[r]` and `backward[r]` are those of all of them for
+    one micro-batch; keys of meetings are positions in the program and become unique when a schedule puts
+    several of them in a row. `variance` is the summed squared spread of one rank's kernels.
     `ahead[r]` and `segments[r]` are the same passes with computations between communications in one piece.
     `busy[r]`, `alone[r]` and `crowded[r]` are the seconds of all computations and copies on a busy node, on
     one whose other cores are idle, and those on a core of one where more ranks than cores work.
@@ -34,9 +35,8 @@ class StagePrice:
 
     width: int
     ranks: tuple[int, ...]
-    forward: list[list[Event]] = field(default_factory=list)
-    backward: list[list[Event]] = field(default_factory=list)
-    ops: list[list[tuple[Op, Events, Events]]] = field(default_factory=list)
+    ops: tuple[Op, ...] = ()
+    done: list[tuple[Done, ...]] = field(default_factory=list)
     ahead: list[list[Event]] = field(default_factory=list)
     segments: list[list[Segment]] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
@@ -48,8 +48,18 @@ class StagePrice:
 
     def items(self, rank: int) -> Iterator[tuple[Op, float]]:
         """Yield each operation of a rank with its seconds, forward and backward together."""
-        for op, forward, backward in self.ops[rank]:
-            yield op, _sum(forward) + _sum(backward)
+        for op, done in zip(self.ops, self.done[rank], strict=True):
+            yield op, _sum(done.there) + _sum(done.back)
+
+    @cached_property
+    def forward(self) -> list[list[Event]]:
+        """Return the forward events of every rank."""
+        return [[event for done in mine for event in done.there] for mine in self.done]
+
+    @cached_property
+    def backward(self) -> list[list[Event]]:
+        """Return the backward events of every rank."""
+        return [[event for done in reversed(mine) for event in done.back] for mine in self.done]
 
 
 def price_stage(
@@ -72,17 +82,15 @@ def price_stage(
         together: whether the replicas are simulated too, so that these are waited for.
     """
     world = tuple(ranks) if ranks is not None else tuple(range(program.width))
-    price = StagePrice(program.width, world)
+    price = StagePrice(program.width, world, program.ops)
     groups = tuple(map(tuple, replicas)) or (world,)
     pricer = _Pricer(program, machine, kernels, world, groups, price, together)
     runs = backward_runs(program.ops, last_uses(program.ops))
     work = [pricer.op(op, index) for index, op in enumerate(program.ops)]
     known: dict[tuple[int, ...], Segment] = {}
     for mine in zip(*work, strict=True) if work else [()] * program.width:
-        price.forward.append([event for done in mine for event in done.there])
-        price.backward.append([event for done in reversed(mine) for event in done.back])
-        price.ops.append([(op, d.there, d.back) for op, d in zip(program.ops, mine, strict=True)])
-        price.ahead.append(merged(price.forward[-1]))
+        price.done.append(mine)
+        price.ahead.append(merged([event for done in mine for event in done.there]))
         price.segments.append(cut_backward(runs, mine, known))
         noted = [estimate for done in mine for estimate in done.noted]
         price.busy.append(sum([e.seconds for e in noted]))
@@ -286,8 +294,8 @@ class _Pricer:
     def _flows(self, op: Regrid) -> Counter[int]:
         """Return how many ranks of each node send to other nodes in an exchange, one parcel at a time."""
         ranks, span = self.ranks, self.span
-        pairs = {(m.source, m.target) for m in op.messages if span}
-        away = {ranks[a] for a, b in pairs if self.machine.leaves_node(ranks[a], ranks[b])}
+        pairs = {(m.source, m.target) for m in op.messages if span and m.source != m.target}
+        away = {ranks[a] for a, b in pairs if self._tier(ranks[a], ranks[b])[1]}
         return Counter(rank // span for rank in away)
 
     def _exchange(

@@ -23,15 +23,14 @@ def kinds(op: Compute | Normalise) -> list[list[int]]:
     width = len(op.makes.layout.boxes)
     if width == 1:
         return [[0]]
-    columns: list[Sequence[Hashable]] = [op.makes.layout.shapes]
+    layouts = [op.makes.layout, *op.wants, *([op.owned] if hasattr(op, "owned") else [])]
+    columns: list[Sequence[Hashable]] = [layout.sorts for layout in layouts if layout.sorts]
     for held, wants in zip(op.reads, op.wants, strict=True):
-        columns.append(wants.shapes)
         if held.margins is not None or held.layout is not wants:
             columns.append(_crops(held, wants))
-    owned = getattr(op, "owned", None)
-    if owned is not None:
-        columns.append(owned.shapes)
     columns += _overhangs(op)
+    if not columns:
+        return [list(range(width))]
     found: dict[Hashable, list[int]] = {}
     for rank, key in enumerate(zip(*columns, strict=True)):
         found.setdefault(key, []).append(rank)
