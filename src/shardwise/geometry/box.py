@@ -58,7 +58,8 @@ class Box(_Ends):
     def size(self) -> int:
         """Return the number of elements."""
         product = 1
-        for lo, hi in zip(*self, strict=True):
+        # Of equal length, as all boxes' ends are: to check that again takes as long as to multiply.
+        for lo, hi in zip(*self):  # noqa: B905
             if hi <= lo:
                 return 0
             product *= hi - lo
@@ -68,7 +69,7 @@ class Box(_Ends):
     def empty(self) -> bool:
         """Tell whether the box holds no element."""
         # A plain loop: this and `meets` are asked millions of times for deep networks on many ranks.
-        for lo, hi in zip(self.lo, self.hi, strict=True):  # noqa: SIM110
+        for lo, hi in zip(*self):  # noqa: B905, SIM110
             if hi <= lo:
                 return True
         return False
@@ -132,14 +133,14 @@ class Box(_Ends):
             if not self.empty:
                 yield self
             return
-        common = self.intersect(other)
-        rest = self
-        for dim in range(self.ndim):
-            if rest.lo[dim] < common.lo[dim]:
-                yield rest.replace(dim, (rest.lo[dim], common.lo[dim]))
-            if common.hi[dim] < rest.hi[dim]:
-                yield rest.replace(dim, (common.hi[dim], rest.hi[dim]))
-            rest = rest.replace(dim, (common.lo[dim], common.hi[dim]))
+        lo, hi = self
+        for dim, (first, last) in enumerate(zip(*other, strict=True)):
+            if lo[dim] < first:
+                yield Box(lo, (*hi[:dim], first, *hi[dim + 1 :]))
+                lo = (*lo[:dim], first, *lo[dim + 1 :])
+            if last < hi[dim]:
+                yield Box((*lo[:dim], last, *lo[dim + 1 :]), hi)
+                hi = (*hi[:dim], last, *hi[dim + 1 :])
 
     def __str__(self) -> str:
         return "[" + ", ".join(f"{lo}:{hi}" for lo, hi in self.ranges) + "]"
