@@ -20,12 +20,11 @@ from shardwise.graph.layer import Kind, Layer
 if TYPE_CHECKING:
     from shardwise.graph.graph import Graph
 
+# A single sample is broadcast, or refused, where several are not.
 FEWEST = 2
-_Make = Callable[[int], Any]
-
-
 # So many graphs tell how the others are.
 ENOUGH = 3
+_Make = Callable[[int], Any]
 
 
 class _UnlikeError(Exception):

@@ -3,10 +3,12 @@
 alive, losses, results   which layers there are to compute
 assign                   where every value lives
 extents                  how much of it each rank makes, and what its readers want
+needs                    the boxes of operands, once for layers that repeat
 this file                the operations: computations, and regrids where what is made is not what is wanted
 slices, margins          what ranks hold of the weights; room for padding
 rectified                batch norms that rectify what they make
 landing                  values that are made inside the result of a regrid
+alike                    which ranks do the same in an operation, for those who price it
 """
 
 from __future__ import annotations
