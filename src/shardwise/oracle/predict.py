@@ -16,7 +16,7 @@ from shardwise.oracle.memo import Memo
 from shardwise.oracle.memory import Footprint
 from shardwise.oracle.occupancy import step_memory
 from shardwise.oracle.prediction import Prediction
-from shardwise.oracle.price import StagePrice
+from shardwise.oracle.stage_price import StagePrice
 from shardwise.oracle.walk import Walk
 from shardwise.plan import Plan
 from shardwise.plan.check import check

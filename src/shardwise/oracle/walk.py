@@ -14,9 +14,10 @@ from shardwise.oracle.around import counting, folding
 from shardwise.oracle.events import Event, Kind, Span, Speed
 from shardwise.oracle.kernels import KernelTimes
 from shardwise.oracle.memory import Footprint, footprints
-from shardwise.oracle.price import STATISTICS, StagePrice, price_stage
+from shardwise.oracle.price import STATISTICS, price_stage
 from shardwise.oracle.reductions import REDUCTION, Bucket, buckets_of, launch_and_wait
 from shardwise.oracle.segments import Segment
+from shardwise.oracle.stage_price import StagePrice
 from shardwise.oracle.transfers import Crossing, price_crossings
 from shardwise.plan import Mesh
 from shardwise.plan.edges import Edge
@@ -70,6 +71,7 @@ class Walk:
         crowded = device.host and self.mesh.size > node.cores
         self.flows = 1 if crowded else min(node.devices, max(1, len(sets)))
         self.crossings: dict[tuple[object, ...], tuple[Crossing, ...]] = {}
+        self.crossed: dict[tuple[int, int, int, bool], tuple[Crossing, ...]] = {}
         self.sums: dict[tuple[tuple[int, ...], int], tuple[Event, Event]] = {}
         self.edge_index = {edge: i for i, edge in enumerate(self.lowered.program.edges)}
         # The fullest moment of every position, once somebody has looked for it.
@@ -135,6 +137,13 @@ class Walk:
 
     def crossing(self, edge: Edge, replica: int, m: int, back: bool) -> tuple[Crossing, ...]:
         """Return the priced messages of an edge."""
+        # Edges live as long as the step; what they are is compared once, not for every message.
+        asked = (id(edge), replica, m, back)
+        if asked not in self.crossed:
+            self.crossed[asked] = self._crossing(edge, replica, m, back)
+        return self.crossed[asked]
+
+    def _crossing(self, edge: Edge, replica: int, m: int, back: bool) -> tuple[Crossing, ...]:
         direction = direction_of(self.lowered.plan, m)
         source = self.stage_of(edge.source, replica, m)
         target = self.stage_of(edge.target, replica, m)
