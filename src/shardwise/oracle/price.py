@@ -28,6 +28,7 @@ def price_stage(
     ranks: Sequence[int] | None = None,
     replicas: Sequence[Sequence[int]] = (),
     together: bool = False,
+    computed: dict[int, list[Done]] | None = None,
 ) -> StagePrice:
     """Return the events of one micro-batch's forward and backward pass through a stage.
 
@@ -38,11 +39,13 @@ def price_stage(
         ranks: the world rank of each position in the group; default 0, 1, ...
         replicas: the same for every data replica, this one included; statistics are shared with them.
         together: whether the replicas are simulated too, so that these are waited for.
+        computed: what is done in computations without communication, the same on any ranks; it is filled.
     """
     world = tuple(ranks) if ranks is not None else tuple(range(program.width))
     price = StagePrice(program.width, world, program.ops)
     groups = tuple(map(tuple, replicas)) or (world,)
     pricer = _Pricer(program, machine, kernels, world, groups, price, together)
+    pricer.computed = computed if computed is not None else {}
     runs = backward_runs(program.ops, last_uses(program.ops))
     work = [pricer.op(op, index) for index, op in enumerate(program.ops)]
     known: dict[tuple[int, ...], Segment] = {}
@@ -78,6 +81,7 @@ class _Pricer:
         self.program = program
         self.again = joins(program.ops, {held.slot for held in program.departures.values()})
         self.noted: list[Estimate] = []
+        self.computed: dict[int, list[Done]] = {}
         self.regrids: dict[tuple[object, ...], list[_Parts]] = {}
         self.machine, self.kernels, self.ranks, self.price = machine, kernels, ranks, price
         self.replicas, self.together = replicas, together
@@ -91,13 +95,19 @@ class _Pricer:
         """Return what each rank does in one operation; those that do the same share it."""
         if isinstance(op, Regrid):
             return self._regrid(op, index)
+        if index in self.computed:
+            self.price.flags |= {e.flag for done in self.computed[index] for e in done.noted if e.flag}
+            return self.computed[index]
         found: dict[int, Done] = {}
         for ranks in op.kinds:
             if isinstance(op, Normalise):
                 found |= self._normalise(op, ranks, index)
             else:
                 found |= dict.fromkeys(ranks, self._compute(op, ranks[0], index))
-        return [found[rank] for rank in range(self.program.width)]
+        result = [found[rank] for rank in range(self.program.width)]
+        if isinstance(op, Compute):
+            self.computed[index] = result
+        return result
 
     def _kernel(self, task: Task, direction: Direction) -> float:
         return self._noted(self.kernels.seconds(task, direction))

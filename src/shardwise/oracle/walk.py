@@ -16,7 +16,7 @@ from shardwise.oracle.kernels import KernelTimes
 from shardwise.oracle.memory import Footprint, footprints
 from shardwise.oracle.price import STATISTICS, price_stage
 from shardwise.oracle.reductions import REDUCTION, Bucket, buckets_of, launch_and_wait
-from shardwise.oracle.segments import Segment
+from shardwise.oracle.segments import Done, Segment
 from shardwise.oracle.stage_price import StagePrice
 from shardwise.oracle.transfers import Crossing, price_crossings
 from shardwise.plan import Mesh
@@ -71,6 +71,7 @@ class Walk:
         crowded = device.host and self.mesh.size > node.cores
         self.flows = 1 if crowded else min(node.devices, max(1, len(sets)))
         self.crossings: dict[tuple[object, ...], tuple[Crossing, ...]] = {}
+        self.computed: dict[int, dict[int, list[Done]]] = {}
         self.crossed: dict[tuple[int, int, int, bool], tuple[Crossing, ...]] = {}
         self.sums: dict[tuple[tuple[int, ...], int], tuple[Event, Event]] = {}
         self.edge_index = {edge: i for i, edge in enumerate(self.lowered.program.edges)}
@@ -129,6 +130,7 @@ class Walk:
                 ranks=group,
                 replicas=replicas,
                 together=self.replicas > 1,
+                computed=self.computed.setdefault(id(program), {}),
             )
         price = self.prices[key]
         self.fields |= price.fields
