@@ -1,10 +1,12 @@
 """How long a prediction takes: `python benchmarks/oracle/predictions.py [--write]`.
 
 ResNet-50 at 224 pixels, 4 samples a rank, on a preset, each plan with a network captured for it alone and an
-oracle of its own. Three calls of `sw.predict` are timed:
+oracle of its own. What belongs to the network and to no plan is prepared once: what makes it for other
+numbers of samples (`Graph.batches`), for which it is followed for two of them, and timed by itself. Then
+three calls of `sw.predict` are timed:
 
-    first   a plan of which nothing is known: stages are cut, lowered and priced, micro-batches of another
-            size than the network was captured with are followed through it, and the step is simulated
+    first   a plan of which nothing is known: stages are cut, lowered and priced, for the sizes of its
+            micro-batches, and the step is simulated
     other   after that, the same split with another schedule, or with another number of micro-batches: what
             does not depend on these is known. A star marks those whose stages had to be lowered again,
             because micro-batches of another size have stages of their own
@@ -37,6 +39,7 @@ RANKS = (2, 4, 8, 64, 512)
 AGAIN = 5
 PATIENCE = 20
 BAR_SECONDS = 0.05
+FEW_RANKS = 8
 _GRIDS = {2: "2x1", 4: "2x2", 8: "4x2", 64: "8x8", 512: "32x16"}
 
 
@@ -72,8 +75,13 @@ def plans(ranks: int) -> dict[str, tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of the three calls; `lowered` tells whether `other` had to lower stages again."""
+    """Seconds of the three calls, and of what is prepared once for the network.
 
+    `lowered` tells whether `other` had to lower stages again.
+    """
+
+    ranks: int
+    prepared: float
     first: float
     other: float | None
     again: float
@@ -106,6 +114,9 @@ def measure(graph: Graph, plan: str, other: str) -> Times:
     """Time the three calls for a network that was captured for this plan alone."""
     machine = sw.Machine.load(MACHINE)
     stages = oracle_of(graph, machine)._programs
+    begin = time.perf_counter()
+    assert graph.batches is not None
+    prepared = time.perf_counter() - begin
 
     def seconds(text: str) -> float:
         # What earlier plans left behind is not to be tidied up in the time of this one.
@@ -121,7 +132,14 @@ def measure(graph: Graph, plan: str, other: str) -> Times:
     with suppress(PlanError):  # such a plan cannot be used here
         found = seconds(other)
     lowered = len(stages) > known
-    return Times(first, found, statistics.median(seconds(plan) for _ in range(AGAIN)), lowered)
+    return Times(
+        graph.batch // SAMPLES,
+        prepared,
+        first,
+        found,
+        statistics.median(seconds(plan) for _ in range(AGAIN)),
+        lowered,
+    )
 
 
 def network(samples: int) -> Graph:
@@ -167,14 +185,28 @@ def summary(found: list[Times], late: int) -> str:
         "other with stages lowered again": [t.other for t in found if t.other is not None and t.lowered],
         "again": [t.again for t in found],
     }
-    lines = [f"Within {1e3 * BAR_SECONDS:.0f} ms:", ""]
+    few = [t.first for t in found if t.ranks <= FEW_RANKS]
+    columns = {f"first, on 2 to {FEW_RANKS} ranks": few} | columns
+    once = sorted(1e3 * t.prepared for t in found)
+    lines = [
+        f"Prepared once for each network, before its first plan: {statistics.median(once):.0f} ms "
+        f"({once[0]:.0f} to {once[-1]:.0f} ms).",
+        "",
+        f"Within {1e3 * BAR_SECONDS:.0f} ms:",
+        "",
+    ]
     for name, times in columns.items():
         if times:
             within = sum(t <= BAR_SECONDS for t in times)
             lines.append(
-                f"- {name}: {within} of {len(times)}, median {1e3 * statistics.median(times):.0f} ms"
+                f"- {name}: {within} of {len(times)}, median {1e3 * statistics.median(times):.0f} ms, "
+                f"longest {_longest(times)}"
             )
     return "\n".join(lines)
+
+
+def _longest(times: list[float]) -> str:
+    return f"{1e3 * max(times):.0f} ms" if max(times) < float("inf") else f"> {PATIENCE} s"
 
 
 def main() -> None:
@@ -182,7 +214,8 @@ def main() -> None:
     text = (
         f"Milliseconds of `sw.predict` for ResNet-50 at {PIXELS} pixels, {SAMPLES} samples a rank, preset "
         f"`{MACHINE}`, on one core: first / other / again.\n\n"
-        "First: a plan of which nothing is known, lowered, priced and simulated. Other: after it the same "
+        "First: a plan of which nothing is known, lowered, priced and simulated, of a network for which "
+        "`Graph.batches` is prepared. Other: after it the same "
         "split with another schedule or number of micro-batches; a star where that lowers stages again. "
         f"Again: the very same plan, whose simulated step is remembered (median of {AGAIN}).\n\n{table()}\n"
     )

@@ -60,6 +60,31 @@ def needed(access: Access, shape: Sequence[int], out: Box) -> Box:
     )
 
 
+def needed_by_all(access: Access, shape: Sequence[int], outs: Sequence[Box]) -> tuple[Box, ...]:
+    """Return `needed` for the output boxes of all ranks, each distinct range once."""
+    if len(outs) == 1:
+        return (needed(access, shape, outs[0]),)
+    known: dict[Box, Box] = dict.fromkeys(outs, Box((), ()))
+    columns: list[list[Range]] = []
+    for axis, n in zip(access, shape, strict=True):
+        if axis.out is None:
+            columns.append([(0, n)] * len(known))
+            continue
+        reads: dict[Range, Range] = {}
+        column = []
+        for lo, hi in known:
+            a, b = ends = (lo[axis.out], hi[axis.out])
+            if ends not in reads:
+                reads[ends] = span(axis.map, a, b, n)
+            column.append(reads[ends])
+        columns.append(column)
+    if not columns:
+        return (Box((), ()),) * len(outs)
+    for box, cell in zip(known, zip(*columns, strict=True), strict=True):
+        known[box] = Box.of(cell)
+    return tuple(known[box] for box in outs)
+
+
 def span(axis: AxisMap, a: int, b: int, n: int) -> Range:
     """Return the hull of the inputs in `[0, n)` that the outputs `[a, b)` read along one dimension."""
     if b <= a:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Range = tuple[int, int]
 """A half-open range of indices `(lo, hi)` along one dimension; `hi <= lo` means empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
-    """Name the elements `lo[d] <= i < hi[d]` of a global tensor, for every dimension `d`."""
-
+class _Ends(NamedTuple):
     lo: tuple[int, ...]
     hi: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if len(self.lo) != len(self.hi):
-            raise ValueError(f"Box: lo has {len(self.lo)} dimensions, hi has {len(self.hi)}; they must agree")
+
+class Box(_Ends):
+    """Name the elements `lo[d] <= i < hi[d]` of a global tensor, for every dimension `d`.
+
+    A tuple, since plans for many ranks make and compare hundreds of thousands of them.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, lo: tuple[int, ...], hi: tuple[int, ...]) -> Box:
+        """Refuse corners of different dimensions."""
+        if len(lo) != len(hi):
+            raise ValueError(f"Box: lo has {len(lo)} dimensions, hi has {len(hi)}; they must agree")
+        return tuple.__new__(cls, (lo, hi))
 
     @staticmethod
     def whole(shape: Sequence[int]) -> Box:
@@ -28,8 +36,8 @@ class Box:
     @staticmethod
     def of(ranges: Iterable[Range]) -> Box:
         """Build a box from one `(lo, hi)` pair per dimension."""
-        pairs = tuple(ranges)
-        return Box(tuple(lo for lo, _ in pairs), tuple(hi for _, hi in pairs))
+        ends = tuple(zip(*ranges, strict=True))
+        return tuple.__new__(Box, ends or ((), ()))
 
     @property
     def ndim(self) -> int:
@@ -50,7 +58,8 @@ class Box:
     def size(self) -> int:
         """Return the number of elements."""
         product = 1
-        for lo, hi in zip(self.lo, self.hi, strict=True):
+        # Of equal length, as all boxes' ends are: to check that again takes as long as to multiply.
+        for lo, hi in zip(*self):  # noqa: B905
             if hi <= lo:
                 return 0
             product *= hi - lo
@@ -60,7 +69,7 @@ class Box:
     def empty(self) -> bool:
         """Tell whether the box holds no element."""
         # A plain loop: this and `meets` are asked millions of times for deep networks on many ranks.
-        for lo, hi in zip(self.lo, self.hi, strict=True):  # noqa: SIM110
+        for lo, hi in zip(*self):  # noqa: B905, SIM110
             if hi <= lo:
                 return True
         return False
@@ -124,14 +133,14 @@ class Box:
             if not self.empty:
                 yield self
             return
-        common = self.intersect(other)
-        rest = self
-        for dim in range(self.ndim):
-            if rest.lo[dim] < common.lo[dim]:
-                yield rest.replace(dim, (rest.lo[dim], common.lo[dim]))
-            if common.hi[dim] < rest.hi[dim]:
-                yield rest.replace(dim, (common.hi[dim], rest.hi[dim]))
-            rest = rest.replace(dim, (common.lo[dim], common.hi[dim]))
+        lo, hi = self
+        for dim, (first, last) in enumerate(zip(*other, strict=True)):
+            if lo[dim] < first:
+                yield Box(lo, (*hi[:dim], first, *hi[dim + 1 :]))
+                lo = (*lo[:dim], first, *lo[dim + 1 :])
+            if last < hi[dim]:
+                yield Box((*lo[:dim], last, *lo[dim + 1 :]), hi)
+                hi = (*hi[:dim], last, *hi[dim + 1 :])
 
     def __str__(self) -> str:
         return "[" + ", ".join(f"{lo}:{hi}" for lo, hi in self.ranges) + "]"

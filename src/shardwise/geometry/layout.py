@@ -6,12 +6,12 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from shardwise.geometry.box import Box, Range
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Say which box of a global tensor each rank holds, and whether the pieces are partial sums.
 
@@ -31,14 +31,37 @@ class Layout:
         if len(set(self.ranks)) != len(self.ranks):
             raise ValueError(f"Layout: ranks {self.ranks} name a rank twice")
         everything = Box.whole(self.shape)
+        if all(len(box.lo) == len(self.shape) and everything.contains(box) for box in set(self.boxes)):
+            return
         for rank, box in zip(self.ranks, self.boxes, strict=True):
             if box.ndim != len(self.shape):
                 raise ValueError(f"Layout: rank {rank} has a {box.ndim}-D box in shape {self.shape}")
             if not everything.contains(box):
                 raise ValueError(f"Layout: rank {rank} holds {box}, outside of the shape {self.shape}")
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.boxes, self.ranks, self.partial))
+
+    @cached_property
+    def sorts(self) -> tuple[int, ...]:
+        """Return a number for every box, the same for boxes of the same extents; empty if all are alike."""
+        found: dict[tuple[int, ...], int] = {}
+        sorts = tuple(found.setdefault(box.shape, len(found)) for box in self.boxes)
+        return sorts if len(found) > 1 else ()
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the number of elements of every box."""
+        return tuple(box.size for box in self.boxes)
+
     def box(self, rank: int) -> Box:
         """Return what `rank` holds; an empty box if it is not in the layout."""
+        if 0 <= rank < len(self.ranks) and self.ranks[rank] == rank:
+            return self.boxes[rank]
         try:
             return self.boxes[self.ranks.index(rank)]
         except ValueError:
@@ -54,7 +77,7 @@ class Layout:
         """Return the same boxes, read as partial sums (or not)."""
         return Layout(self.shape, self.boxes, self.ranks, partial)
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
         """Tell whether every rank holds a true copy of everything."""
         everything = Box.whole(self.shape)

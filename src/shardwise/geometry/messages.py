@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from shardwise.geometry.box import Box
 from shardwise.geometry.layout import Layout
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """Copy `box` of the global tensor from one rank to another (a local copy if they are the same)."""
 
     source: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardwise.graph.graph import Graph, Shapes
 from shardwise.graph.layer import Kind, Layer, ModuleTarget, Operand, Source
@@ -34,13 +34,6 @@ def attach(model: Graph, loss: Graph, prefix: str = "loss") -> Graph:
     others = [layer for layer in model.layers if layer.kind is not Kind.INPUT]
     parameters = {f"{prefix}.{name}": spec for name, spec in loss.parameters.items()}
     buffers = {f"{prefix}.{name}": spec for name, spec in loss.buffers.items()}
-    split = len(model.inputs)
-
-    def rebuild(shapes: Shapes) -> Graph:
-        front = model.at(*shapes[:split])
-        made = tuple(front[name].shape for name in front.output_names)
-        return attach(front, loss.at(*made, *shapes[split:]), prefix)
-
     return replace(
         model,
         layers=(*inputs, *targets, *others, *(_renamed(layer, names, prefix) for layer in work)),
@@ -49,8 +42,29 @@ def attach(model: Graph, loss: Graph, prefix: str = "loss") -> Graph:
         buffers={**model.buffers, **buffers},
         frozen=model.frozen | {f"{prefix}.{name}" for name in loss.frozen},
         constants={**model.constants, **{f"{prefix}.{name}": t for name, t in loss.constants.items()}},
-        rebuild=rebuild,
+        rebuild=_Rebuild(model, loss, prefix),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rebuild:
+    """Make the graph of a model and its loss for other input shapes."""
+
+    model: Graph
+    loss: Graph
+    prefix: str
+
+    @property
+    def decides(self) -> bool:
+        """Tell whether the model or the loss goes other ways for some shapes."""
+        return any(getattr(graph.rebuild, "decides", True) for graph in (self.model, self.loss))
+
+    def __call__(self, shapes: Shapes) -> Graph:
+        """Return the graph for these shapes."""
+        split = len(self.model.inputs)
+        front = self.model.at(*shapes[:split])
+        made = tuple(front[name].shape for name in front.output_names)
+        return attach(front, self.loss.at(*made, *shapes[split:]), self.prefix)
 
 
 def _renamed(layer: Layer, names: dict[str, str], prefix: str) -> Layer:

@@ -109,6 +109,11 @@ class Rebuild:
         self.fakes: Fakes | None = trace.fakes
         self.known: dict[Shapes, Graph] = {}
 
+    @property
+    def decides(self) -> bool:
+        """Tell whether the model goes other ways, or does not work, for some shapes."""
+        return self.trace.refuse is not None or any(step.guard is not None for step in self.trace.steps)
+
     def __call__(self, shapes: Shapes) -> Graph:
         """Return the graph for these shapes."""
         if shapes not in self.known:

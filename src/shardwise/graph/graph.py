@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from shardwise.graph.batches import ENOUGH, FEWEST, Batches, batches_of
 from shardwise.graph.layer import Kind, Layer, TensorSpec
 
 if TYPE_CHECKING:
@@ -90,6 +91,10 @@ class Graph:
         """Return the number of samples that this graph is for."""
         return self.shapes[0][0]
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What makes other graphs quickly cannot be pickled, and is soon found again.
+        return {name: value for name, value in self.__dict__.items() if name != "batches"}
+
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.layers)
 
@@ -139,11 +144,15 @@ class Graph:
             raise ValueError("this graph was made by hand: it has no capture to recompute its shapes from")
         if len(wanted) != len(self.shapes):
             raise ValueError(f"Graph.at: the model has {len(self.shapes)} inputs, {len(wanted)} shapes given")
-        if wanted not in self._others:
+        rebuild = self.rebuild
+        return self._kept(wanted, lambda: rebuild(wanted))
+
+    def _kept(self, shapes: Shapes, make: Callable[[], Graph]) -> Graph:
+        if shapes not in self._others:
             if len(self._others) == _MOST_OTHERS:
                 del self._others[next(iter(self._others))]
-            self._others[wanted] = self.rebuild(wanted)
-        return self._others[wanted]
+            self._others[shapes] = make()
+        return self._others[shapes]
 
     @cached_property
     def _others(self) -> dict[Shapes, Graph]:
@@ -152,7 +161,31 @@ class Graph:
 
     def with_batch(self, batch: int) -> Graph:
         """Return the graph for another number of samples in every input."""
-        return self.at(*((batch, *shape[1:]) for shape in self.shapes))
+        shapes = tuple((batch, *shape[1:]) for shape in self.shapes)
+        if batch < FEWEST or shapes == self.shapes or shapes in self._others:
+            return self.at(*shapes)
+        ready = "batches" in self.__dict__ or len(self._followed()) >= ENOUGH
+        batches = self.batches if ready else None
+        return self.at(*shapes) if batches is None else self._kept(shapes, lambda: batches.at(batch))
+
+    @cached_property
+    def batches(self) -> Batches | None:
+        """Return what makes the graphs for other numbers of samples quickly, if anything can.
+
+        It is found by the way when the network was followed for two other numbers. Whoever does not want to
+        wait for that looks at it first.
+        """
+        if self.rebuild is None or not self.inputs:
+            return None
+        return batches_of(
+            self, lambda batch: self.at(*((batch, *shape[1:]) for shape in self.shapes)), self._followed()
+        )
+
+    def _followed(self) -> list[int]:
+        """Return the numbers of samples for which the network was followed, this one included."""
+        rest = [shape[1:] for shape in self.shapes]
+        others = [shapes[0][0] for shapes in self._others if [shape[1:] for shape in shapes] == rest]
+        return [batch for batch in (self.batch, *others) if batch >= FEWEST]
 
 
 def _leaves(tree: Any) -> Iterator[str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from shardwise.geometry.access import Access
@@ -127,7 +128,7 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layer:
     """A node of the captured network; its `name` is also the name of the value that it makes.
 
@@ -180,17 +181,17 @@ class Layer:
         """Return the shape of the one output."""
         return self.spec.shape
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Return the names of the layers it reads, in operand order, repeats included."""
         return tuple(o.source for o in self.operands if o.origin is Source.VALUE)
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Return the names of its parameters as in `state_dict`."""
         return tuple(o.source for o in self.operands if o.origin is Source.PARAMETER)
 
-    @property
+    @cached_property
     def buffers(self) -> tuple[str, ...]:
         """Return the names of its buffers as in `state_dict`."""
         return tuple(o.source for o in self.operands if o.origin is Source.BUFFER)

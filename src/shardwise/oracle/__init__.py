@@ -5,7 +5,8 @@ from shardwise.oracle.events import Event, Kind, Span, simulate
 from shardwise.oracle.kernels import Direction, Estimate, KernelTimes, Roofline, Task
 from shardwise.oracle.predict import Oracle, predict
 from shardwise.oracle.prediction import Prediction
-from shardwise.oracle.price import StagePrice, price_stage
+from shardwise.oracle.price import price_stage
+from shardwise.oracle.stage_price import StagePrice
 
 __all__ = [
     "Choice",

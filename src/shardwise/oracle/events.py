@@ -155,6 +155,14 @@ class _Simulation:
             state = self.ranks[rank]
             while state.position < len(state.events):
                 event = state.events[state.position]
+                if event.kind is Kind.WORK:
+                    # Most events: nobody is waited for, and nobody waits.
+                    start, state.position = state.clock, state.position + 1
+                    end = state.clock = start + event.seconds
+                    if end > start:
+                        self.spans.append(Span(rank, start, end, event.category, event.label))
+                    state.worked = state.worked + end - start
+                    continue
                 ready = self._ready(rank, event, state.clock)
                 if ready is None:
                     break

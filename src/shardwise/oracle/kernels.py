@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Protocol
 
 from shardwise.geometry import Box
@@ -40,7 +41,7 @@ class Estimate:
     crowded: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Task:
     """One rank's computation of one layer: what it holds, what of it the layer reads, what it makes.
 
@@ -70,7 +71,7 @@ class Task:
             isinstance(op, Normalise) and op.rectifies,
         )
 
-    @property
+    @cached_property
     def fraction(self) -> float:
         """Return which part of the layer's multiplications and additions this rank does."""
         whole = math.prod(self.layer.outputs[0].shape)
@@ -95,13 +96,21 @@ class Task:
             return self.layer.backward_flops * self.fraction / 2
         return self.layer.backward_flops * self.fraction if direction is Direction.BACKWARD_INPUT else 0.0
 
+    @cached_property
+    def _amounts(self) -> tuple[int, int, int]:
+        """Return the bytes of the values and of the parameters that are read, and of what is made."""
+        values = stored = 0
+        for want, operand in zip(self.wants, self.layer.operands, strict=True):
+            nbytes = want.size * operand.spec.itemsize
+            if operand.origin is Source.PARAMETER:
+                stored += nbytes
+            else:
+                values += nbytes
+        return values, stored, self.out.size * self.layer.outputs[0].itemsize
+
     def nbytes(self, direction: Direction) -> float:
         """Return the bytes that one direction reads and writes at least once."""
-        operands = self.layer.operands
-        sizes = [w.size * o.spec.itemsize for w, o in zip(self.wants, operands, strict=True)]
-        out = self.out.size * self.layer.outputs[0].itemsize
-        stored = sum(sizes[i] for i in self.parameter_positions)
-        values = sum(sizes) - stored
+        values, stored, out = self._amounts
         if direction is Direction.FORWARD:
             return values + stored + out
         if direction is Direction.BACKWARD_INPUT:

@@ -16,7 +16,7 @@ from shardwise.oracle.memo import Memo
 from shardwise.oracle.memory import Footprint
 from shardwise.oracle.occupancy import step_memory
 from shardwise.oracle.prediction import Prediction
-from shardwise.oracle.price import StagePrice
+from shardwise.oracle.stage_price import StagePrice
 from shardwise.oracle.walk import Walk
 from shardwise.plan import Plan
 from shardwise.plan.check import check
@@ -53,7 +53,7 @@ class Oracle:
         self._steps: OrderedDict[tuple[Plan, int], Lowered] = OrderedDict()
         self._programs: dict[tuple[object, ...], StageProgram] = {}
         self._crowds: dict[int, tuple[Machine, dict[tuple[object, ...], StagePrice]]] = {}
-        self._sizes: dict[tuple[int, int], Footprint] = {}
+        self._sizes: dict[int, tuple[Footprint, ...]] = {}
         self._walks: OrderedDict[tuple[Plan, int, int], Walk] = OrderedDict()
 
     def at(self, batch: int) -> Graph:

@@ -6,50 +6,18 @@ What is priced is the program that the runtime executes and the message lists th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from shardwise.geometry import Message
 from shardwise.machine import Machine, Tier
 from shardwise.oracle.events import Event, Kind
 from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes, Task
 from shardwise.oracle.moves import Move, joins, move_of, sum_of
-from shardwise.oracle.segments import Events, Segment, cut_backward, last_uses, merged
+from shardwise.oracle.segments import Done, Events, Segment, backward_runs, cut_backward, last_uses, merged
+from shardwise.oracle.stage_price import StagePrice
 from shardwise.program import Compute, Normalise, Op, Regrid, StageProgram
 
 FORWARD, BACKWARD, HALO, STATISTICS = "forward", "backward", "halo", "statistics"
-
-
-@dataclass
-class StagePrice:
-    """The priced operations of a stage, for each rank of the group, in execution order.
-
-    `forward[r]` and `backward[r]` are event lists for one micro-batch; keys of meetings are positions in
-    the program and become unique when a schedule puts several of them in a row. `ops[r]` has the forward
-    and backward seconds of each operation. `variance` is the summed squared spread of one rank's kernels.
-    `ahead[r]` and `segments[r]` are the same passes with computations between communications in one piece.
-    `busy[r]`, `alone[r]` and `crowded[r]` are the seconds of all computations and copies on a busy node, on
-    one whose other cores are idle, and those on a core of one where more ranks than cores work.
-    """
-
-    width: int
-    ranks: tuple[int, ...]
-    forward: list[list[Event]] = field(default_factory=list)
-    backward: list[list[Event]] = field(default_factory=list)
-    ops: list[list[tuple[Op, float, float]]] = field(default_factory=list)
-    ahead: list[list[Event]] = field(default_factory=list)
-    segments: list[list[Segment]] = field(default_factory=list)
-    busy: list[float] = field(default_factory=list)
-    alone: list[float] = field(default_factory=list)
-    crowded: list[float] = field(default_factory=list)
-    variance: float = 0.0
-    flags: set[str] = field(default_factory=set)
-    fields: set[str] = field(default_factory=set)
-
-    def items(self, rank: int) -> Iterator[tuple[Op, float]]:
-        """Yield each operation of a rank with its seconds, forward and backward together."""
-        for op, forward, backward in self.ops[rank]:
-            yield op, forward + backward
 
 
 def price_stage(
@@ -60,6 +28,7 @@ def price_stage(
     ranks: Sequence[int] | None = None,
     replicas: Sequence[Sequence[int]] = (),
     together: bool = False,
+    computed: dict[int, list[Done]] | None = None,
 ) -> StagePrice:
     """Return the events of one micro-batch's forward and backward pass through a stage.
 
@@ -70,34 +39,32 @@ def price_stage(
         ranks: the world rank of each position in the group; default 0, 1, ...
         replicas: the same for every data replica, this one included; statistics are shared with them.
         together: whether the replicas are simulated too, so that these are waited for.
+        computed: what is done in computations without communication, the same on any ranks; it is filled.
     """
     world = tuple(ranks) if ranks is not None else tuple(range(program.width))
-    price = StagePrice(program.width, world)
+    price = StagePrice(program.width, world, program.ops)
     groups = tuple(map(tuple, replicas)) or (world,)
     pricer = _Pricer(program, machine, kernels, world, groups, price, together)
-    ready = last_uses(program.ops)
-    for position in range(program.width):
-        pairs = [pricer.op(op, position, index) for index, op in enumerate(program.ops)]
-        price.forward.append([event for there, _ in pairs for event in there])
-        price.backward.append([event for _, back in reversed(pairs) for event in back])
-        price.ops.append(
-            [(op, _sum(there), _sum(back)) for op, (there, back) in zip(program.ops, pairs, strict=True)]
-        )
-        price.ahead.append(merged(price.forward[-1]))
-        weights = [pricer.weight_seconds.get((index, position), 0.0) for index in range(len(pairs))]
-        later = [pricer.later_seconds.get((index, position), 0.0) for index in range(len(pairs))]
-        price.segments.append(cut_backward(program.ops, [b for _, b in pairs], weights, later, ready))
-        price.busy.append(pricer.busy)
-        price.alone.append(pricer.alone)
-        price.crowded.append(pricer.crowded)
-        pricer.busy = pricer.alone = pricer.crowded = 0.0
+    pricer.computed = computed if computed is not None else {}
+    runs = backward_runs(program.ops, last_uses(program.ops))
+    work = [pricer.op(op, index) for index, op in enumerate(program.ops)]
+    known: dict[tuple[int, ...], Segment] = {}
+    for mine in zip(*work, strict=True) if work else [()] * program.width:
+        price.done.append(mine)
+        price.ahead.append(merged([event for done in mine for event in done.there]))
+        price.segments.append(cut_backward(runs, mine, known))
+        noted = [estimate for done in mine for estimate in done.noted]
+        price.busy.append(sum([e.seconds for e in noted]))
+        price.alone.append(sum([e.seconds / e.alone for e in noted]))
+        price.crowded.append(sum([e.seconds * e.crowded for e in noted]))
+        price.variance = sum([e.spread**2 for e in noted], price.variance)
     price.variance /= max(1, program.width)
     price.fields.update(kernels.fields())
     return price
 
 
-def _sum(events: Events) -> float:
-    return sum(event.seconds for event in events)
+# With whom a rank meets, the seconds there and back, and the copies among them.
+_Parts = tuple[tuple[int, ...], float, float, tuple[Estimate, ...]]
 
 
 class _Pricer:
@@ -113,47 +80,59 @@ class _Pricer:
     ) -> None:
         self.program = program
         self.again = joins(program.ops, {held.slot for held in program.departures.values()})
-        self.later_seconds: dict[tuple[int, int], float] = {}
-        self.busy = self.alone = self.crowded = 0.0
+        self.noted: list[Estimate] = []
+        self.computed: dict[int, list[Done]] = {}
+        self.regrids: dict[tuple[object, ...], list[_Parts]] = {}
         self.machine, self.kernels, self.ranks, self.price = machine, kernels, ranks, price
         self.replicas, self.together = replicas, together
-        self.weight_seconds: dict[tuple[int, int], float] = {}
         self.sharing: dict[int, tuple[int, ...]] = {}
         self.sums: dict[tuple[int, float], float] = {}
-        self.tiers: dict[tuple[int, int], Tier] = {}
-        self.leaving: dict[int, Counter[int]] = {}
+        self.span = machine.network[0].span
+        self.tiers: dict[tuple[int, int], tuple[Tier, bool]] = {}
+        self.parcels: dict[tuple[object, ...], float] = {}
 
-    def op(self, op: Op, rank: int, index: int) -> tuple[Events, Events]:
-        """Return the forward and the backward events of one rank in one operation."""
+    def op(self, op: Op, index: int) -> list[Done]:
+        """Return what each rank does in one operation; those that do the same share it."""
         if isinstance(op, Regrid):
-            return self._regrid(op, rank, index)
-        if isinstance(op, Normalise):
-            return self._normalise(op, rank, index)
-        return self._compute(op, rank, index)
+            return self._regrid(op, index)
+        if index in self.computed:
+            self.price.flags |= {e.flag for done in self.computed[index] for e in done.noted if e.flag}
+            return self.computed[index]
+        found: dict[int, Done] = {}
+        for ranks in op.kinds:
+            if isinstance(op, Normalise):
+                found |= self._normalise(op, ranks, index)
+            else:
+                found |= dict.fromkeys(ranks, self._compute(op, ranks[0], index))
+        result = [found[rank] for rank in range(self.program.width)]
+        if isinstance(op, Compute):
+            self.computed[index] = result
+        return result
 
     def _kernel(self, task: Task, direction: Direction) -> float:
         return self._noted(self.kernels.seconds(task, direction))
 
     def _noted(self, estimate: Estimate) -> float:
-        self.busy += estimate.seconds
-        self.alone += estimate.seconds / estimate.alone
-        self.crowded += estimate.seconds * estimate.crowded
-        self.price.variance += estimate.spread**2
+        self.noted.append(estimate)
         if estimate.flag:
             self.price.flags.add(estimate.flag)
         return estimate.seconds
 
-    def _compute(self, op: Compute, rank: int, index: int) -> tuple[Events, Events]:
+    def _taken(self) -> tuple[Estimate, ...]:
+        """Return what was noted since the last time."""
+        noted, self.noted = tuple(self.noted), []
+        return noted
+
+    def _compute(self, op: Compute, rank: int, index: int) -> Done:
         task, name = Task.of(op, rank), op.layer.name
         ahead, back = self._entering(index)
         there = Event(Kind.WORK, ahead + self._kernel(task, Direction.FORWARD), FORWARD, name)
         if not op.makes.grad:
-            return (there,), ()
+            return Done((there,), noted=self._taken())
         value, weight = self._backward_seconds(op, task)
-        self.weight_seconds[index, rank] = weight
-        self.later_seconds[index, rank] = self._adding(op, rank)
+        later = self._adding(op, rank)
         back += value + weight + self._joining(op, rank, index)
-        return (there,), (Event(Kind.WORK, back, BACKWARD, name),)
+        return Done((there,), (Event(Kind.WORK, back, BACKWARD, name),), weight, later, self._taken())
 
     def _entering(self, index: int) -> tuple[float, float]:
         """Return the costs of entering and leaving the run of computations that begins here, if one does."""
@@ -191,25 +170,38 @@ class _Pricer:
             weights = self._kernel(task, Direction.BACKWARD_WEIGHT)
         return inputs, weights
 
-    def _normalise(self, op: Normalise, rank: int, index: int) -> tuple[Events, Events]:
-        task, name = Task.of(op, rank), op.layer.name
-        owned = op.owned.box(rank)
+    def _normalise(self, op: Normalise, ranks: Sequence[int], index: int) -> dict[int, Done]:
+        task, owned = Task.of(op, ranks[0]), op.owned.box(ranks[0])
         # A sum of a loss over replicas has no channels; its few elements travel once.
         channels = owned.shape[1] if owned.ndim > 1 else owned.size
-        own = rank if op.over != "group" else -1
+        forward, backward, later = self._kernel(task, Direction.FORWARD), 0.0, 0.0
+        if op.makes.grad:
+            later = self._adding(op, ranks[0])
+            backward = sum(self._backward_seconds(op, task)) + self._joining(op, ranks[0], index)
+        noted = self._taken()
+
+        def done(own: int) -> Done:
+            there, back = self._statistics_of(op, own, channels, index, forward, backward)
+            return Done(there, back, 0.0, later, noted)
+
+        if op.over == "group":
+            return dict.fromkeys(ranks, done(-1))
+        return {rank: done(rank) for rank in ranks}
+
+    def _statistics_of(
+        self, op: Normalise, own: int, channels: int, index: int, forward: float, backward: float
+    ) -> tuple[Events, Events]:
+        """Return the events of a normalisation around the sums that it shares."""
         sharing = self._sharing(own)
         # Replicas that are not simulated do the same at the same time: they are not waited for.
         peers = sharing if self.together else self.ranks if own < 0 else ()
         # Sums travel in float64: three per channel forwards, two backwards; half of the work is before them.
         there = self._statistics(own, 3 * channels * 8)
         back = self._statistics(own, 2 * channels * 8)
-        place = (index, own)
-        forward = self._kernel(task, Direction.FORWARD)
+        place, name = (index, own), op.layer.name
         first = _reduced(forward, FORWARD, there, name, place, peers)
         if not op.makes.grad:
             return first, ()
-        self.later_seconds[index, rank] = self._adding(op, rank)
-        backward = sum(self._backward_seconds(op, task)) + self._joining(op, rank, index)
         return first, _reduced(backward, BACKWARD, back, name, place, peers)
 
     def _sharing(self, own: int) -> tuple[int, ...]:
@@ -231,30 +223,44 @@ class _Pricer:
         self._use(tier)
         return self.machine.sum_seconds(tier, len(ranks), nbytes)
 
-    def _regrid(self, op: Regrid, rank: int, index: int) -> tuple[Events, Events]:
-        itemsize, name = op.makes.spec.itemsize, op.why or op.makes.value
+    def _regrid(self, op: Regrid, index: int) -> list[Done]:
+        """Return the meetings of a regrid; between equal layouts they take equally long."""
+        spec, name = op.makes.spec, op.why or op.makes.value
+        again = bool(self.again[index])
+        key = (
+            *(op.source.layout, op.source.margins, op.makes.layout, op.makes.margins),
+            *(op.source.spec.dtype, spec, op.landing, again),
+        )
+        if key not in self.regrids:
+            flows = Counter[int]() if op.is_sum else self._flows(op)
+            self.regrids[key] = [self._parts(op, rank, flows, again) for rank in range(self.program.width)]
+        result = []
+        for peers, there, back, noted in self.regrids[key]:
+            forward = Event(Kind.MEET, there, HALO, name, (FORWARD, index), peers)
+            backward = Event(Kind.MEET, back, HALO, name, (BACKWARD, index), peers)
+            result.append(Done((forward,), (backward,) if op.makes.grad else (), noted=noted))
+        return result
+
+    def _parts(self, op: Regrid, rank: int, flows: Counter[int], again: bool) -> _Parts:
+        """Return with whom a rank meets in a regrid, for how long there and back, and what it copies."""
         if op.is_sum:
             # The runtime carries this regular case out as one collective on a copy.
             peers, seconds = self.ranks, self._all_reduce(self.ranks, op.makes.spec.nbytes)
         else:
-            peers, seconds = self._exchange(op.messages_of(rank), rank, itemsize, self._flows(op, index))
+            peers, seconds = self._exchange(op.messages_of(rank), rank, op.makes.spec.itemsize, flows)
         there = seconds + self._moving(move_of(op, rank))
         back = seconds + self._moving(move_of(op, rank, back=True))
-        if self.again[index]:
+        if again:
             spec = op.source.spec
             back += self._moving(sum_of(op.source.stored(rank).shape, spec.dtype, spec.itemsize))
-        forward = Event(Kind.MEET, there, HALO, name, (FORWARD, index), peers)
-        backward = Event(Kind.MEET, back, HALO, name, (BACKWARD, index), peers)
-        return (forward,), (backward,) if op.makes.grad else ()
+        return peers, there, back, self._taken()
 
-    def _flows(self, op: Regrid, index: int) -> Counter[int]:
+    def _flows(self, op: Regrid) -> Counter[int]:
         """Return how many ranks of each node send to other nodes in an exchange, one parcel at a time."""
-        if index not in self.leaving:
-            ranks, span = self.ranks, self.machine.network[0].span
-            pairs = ((ranks[m.source], ranks[m.target]) for m in op.messages if span)
-            away = {a for a, b in pairs if self.machine.leaves_node(a, b)}
-            self.leaving[index] = Counter(rank // span for rank in away)
-        return self.leaving[index]
+        ranks, span = self.ranks, self.span
+        pairs = {(m.source, m.target) for m in op.messages if span and m.source != m.target}
+        away = {ranks[a] for a, b in pairs if self._tier(ranks[a], ranks[b])[1]}
+        return Counter(rank // span for rank in away)
 
     def _exchange(
         self, messages: Sequence[Message], rank: int, itemsize: int, leaving: Counter[int]
@@ -269,21 +275,24 @@ class _Pricer:
             sent[message.target == rank] += message.box.size * itemsize
         seconds = 0.0
         for peer, (out, arriving) in traffic.items():
-            tier = self._tier(self.ranks[rank], self.ranks[peer])
+            tier, away = self._tier(self.ranks[rank], self.ranks[peer])
             both = out > 0 and arriving > 0
             larger = max(out, arriving)
-            mine, other = self.ranks[rank], self.ranks[peer]
-            away = self.machine.leaves_node(mine, other)
-            flows = leaving[mine // self.machine.network[0].span] if away else 1
-            exchange = self.machine.exchange_seconds
-            seconds += exchange(tier, larger, flows) if both else tier.message_seconds(larger, flows)
+            flows = leaving[self.ranks[rank] // self.span] if away else 1
+            key = (tier.name, larger, flows, both)
+            if key not in self.parcels:
+                exchange = self.machine.exchange_seconds
+                found = exchange(tier, larger, flows) if both else tier.message_seconds(larger, flows)
+                self.parcels[key] = found
+            seconds += self.parcels[key]
         return tuple(self.ranks[peer] for peer in traffic), seconds
 
-    def _tier(self, one: int, other: int) -> Tier:
-        """Return the tier between two ranks; the same pairs exchange at every layer."""
+    def _tier(self, one: int, other: int) -> tuple[Tier, bool]:
+        """Return the tier between two ranks, and whether it leaves the node; the same pairs meet again."""
         if (one, other) not in self.tiers:
-            self.tiers[one, other] = self.machine.tier((one, other))
-            self._use(self.tiers[one, other])
+            tier = self.machine.tier((one, other))
+            self.tiers[one, other] = tier, self.machine.leaves_node(one, other)
+            self._use(tier)
         return self.tiers[one, other]
 
     def _use(self, tier: Tier) -> None:

@@ -6,9 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwise.oracle.events import Event, Kind
+from shardwise.oracle.kernels import Estimate
 from shardwise.program import Compute, Op, Regrid
 
 Events = tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a rank does in one operation: its events, the parts of them that can wait, and what they add up.
+
+    `weight_seconds` only make gradients of weights, `later_seconds` come on top where there are some already.
+    """
+
+    there: Events
+    back: Events = ()
+    weight_seconds: float = 0.0
+    later_seconds: float = 0.0
+    noted: tuple[Estimate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +65,11 @@ def last_uses(ops: Sequence[Op]) -> dict[int, tuple[str, ...]]:
     return result
 
 
-def cut_backward(
-    ops: Sequence[Op],
-    backs: Sequence[Events],
-    weights: Sequence[float],
-    later: Sequence[float],
-    ready: dict[int, tuple[str, ...]],
-) -> list[Segment]:
-    """Cut a backward pass where the runtime does: a run of computations is differentiated in one go."""
-    result: list[Segment] = []
+def backward_runs(
+    ops: Sequence[Op], ready: dict[int, tuple[str, ...]]
+) -> list[tuple[range, tuple[str, ...]]]:
+    """Return in the order of backward the operations that go in one piece, and what is ready behind each."""
+    result = []
     index = len(ops) - 1
     while index >= 0:
         first = index
@@ -66,9 +77,29 @@ def cut_backward(
             while first > 0 and isinstance(ops[first - 1], Compute):
                 first -= 1
         run = range(index, first - 1, -1)
-        events = merged([event for i in run for event in backs[i]])
-        names = tuple(name for i in run for name in ready.get(i, ()))
-        sums = sum(weights[i] for i in run), sum(later[i] for i in run)
-        result.append(Segment(tuple(events), names, *sums))
+        result.append((run, tuple(name for i in run for name in ready.get(i, ()))))
         index = first - 1
+    return result
+
+
+def cut_backward(
+    runs: Sequence[tuple[range, tuple[str, ...]]], mine: Sequence[Done], known: dict[tuple[int, ...], Segment]
+) -> list[Segment]:
+    """Cut a backward pass where the runtime does: a run of computations is differentiated in one go.
+
+    Args:
+        runs: of the stage.
+        mine: what a rank does in each operation.
+        known: segments of other ranks, by what they consist of.
+    """
+    result: list[Segment] = []
+    for run, names in runs:
+        parts = [mine[i] for i in run]
+        key = tuple(map(id, parts))
+        if key not in known:
+            events = merged([event for done in parts for event in done.back])
+            weights = sum(done.weight_seconds for done in parts)
+            later = sum(done.later_seconds for done in parts)
+            known[key] = Segment(tuple(events), names, weights, later)
+        result.append(known[key])
     return result

@@ -13,10 +13,11 @@ from shardwise.machine import Machine
 from shardwise.oracle.around import counting, folding
 from shardwise.oracle.events import Event, Kind, Span, Speed
 from shardwise.oracle.kernels import KernelTimes
-from shardwise.oracle.memory import Footprint, footprint
-from shardwise.oracle.price import STATISTICS, StagePrice, price_stage
+from shardwise.oracle.memory import Footprint, footprints
+from shardwise.oracle.price import STATISTICS, price_stage
 from shardwise.oracle.reductions import REDUCTION, Bucket, buckets_of, launch_and_wait
-from shardwise.oracle.segments import Segment
+from shardwise.oracle.segments import Done, Segment
+from shardwise.oracle.stage_price import StagePrice
 from shardwise.oracle.transfers import Crossing, price_crossings
 from shardwise.plan import Mesh
 from shardwise.plan.edges import Edge
@@ -49,7 +50,7 @@ class Walk:
     replicas: int
     stage_of: StageOf
     prices: dict[tuple[object, ...], StagePrice] = field(default_factory=dict)
-    sizes: dict[tuple[int, int], Footprint] = field(default_factory=dict)
+    sizes: dict[int, tuple[Footprint, ...]] = field(default_factory=dict)
     fields: set[str] = field(default_factory=set)
     flags: set[str] = field(default_factory=set)
 
@@ -70,6 +71,8 @@ class Walk:
         crowded = device.host and self.mesh.size > node.cores
         self.flows = 1 if crowded else min(node.devices, max(1, len(sets)))
         self.crossings: dict[tuple[object, ...], tuple[Crossing, ...]] = {}
+        self.computed: dict[int, dict[int, list[Done]]] = {}
+        self.crossed: dict[tuple[int, int, int, bool], tuple[Crossing, ...]] = {}
         self.sums: dict[tuple[tuple[int, ...], int], tuple[Event, Event]] = {}
         self.edge_index = {edge: i for i, edge in enumerate(self.lowered.program.edges)}
         # The fullest moment of every position, once somebody has looked for it.
@@ -127,6 +130,7 @@ class Walk:
                 ranks=group,
                 replicas=replicas,
                 together=self.replicas > 1,
+                computed=self.computed.setdefault(id(program), {}),
             )
         price = self.prices[key]
         self.fields |= price.fields
@@ -135,6 +139,13 @@ class Walk:
 
     def crossing(self, edge: Edge, replica: int, m: int, back: bool) -> tuple[Crossing, ...]:
         """Return the priced messages of an edge."""
+        # Edges live as long as the step; what they are is compared once, not for every message.
+        asked = (id(edge), replica, m, back)
+        if asked not in self.crossed:
+            self.crossed[asked] = self._crossing(edge, replica, m, back)
+        return self.crossed[asked]
+
+    def _crossing(self, edge: Edge, replica: int, m: int, back: bool) -> tuple[Crossing, ...]:
         direction = direction_of(self.lowered.plan, m)
         source = self.stage_of(edge.source, replica, m)
         target = self.stage_of(edge.target, replica, m)
@@ -293,11 +304,9 @@ class Walk:
         result = {}
         for role in self.mesh.roles(position):
             program = self.stage_of(role.stage, 0, m)
-            key = (id(program), role.member)
-            if key not in self.sizes:
-                host = self.machine.device.host
-                self.sizes[key] = footprint(program, role.member, self.kernels, host)
-            result[role.stage] = self.sizes[key]
+            if id(program) not in self.sizes:
+                self.sizes[id(program)] = footprints(program, self.kernels, self.machine.device.host)
+            result[role.stage] = self.sizes[id(program)][role.member]
         return result
 
     def trained(self, position: int) -> dict[str, int]:

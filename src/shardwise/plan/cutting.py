@@ -113,6 +113,8 @@ def choose_cuts(
         PlanError: if `plan.cuts` does not fit the network, or if memory admits no cut.
     """
     stages = len(plan.stages)
+    if stages == 1 and not plan.cuts:
+        return ()
     places, costs, boundary = _problem(graph)
     if plan.cuts and len(plan.cuts) == stages and all(c.isdecimal() for c in plan.cuts):
         every = _places(graph)
@@ -126,8 +128,6 @@ def choose_cuts(
                 f"give {stages - 1} names of first layers, or {stages} counts of layers",
             )
         return _taken_apart(graph, cuts_from_names(graph, plan.cuts))
-    if stages == 1:
-        return ()
     room = room_of(graph, plan, places, memory_limit) if memory_limit is not None else None
     found = cut(
         costs if cost is None else _costs(graph, places, cost),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shardwise.geometry import Box, Layout, even_bounds, spans
 
@@ -41,14 +42,21 @@ class Cuts:
 
     def layout(self, width: int, *, partial: bool = False) -> Layout:
         """Return the boxes of a group of `width` ranks, row-major over the cut dimensions."""
-        parts = math.prod(len(b) - 1 for b in self.bounds)
-        if parts == 1:
-            boxes: tuple[Box, ...] = (Box.whole(self.shape),) * width
-        elif parts == width:
-            cells: list[list[tuple[int, int]]] = [[]]
-            for bounds in self.bounds:
-                cells = [[*cell, span] for cell in cells for span in spans(bounds)]
-            boxes = tuple(Box.of(cell) for cell in cells)
-        else:
-            raise ValueError(f"cuts of {parts} parts do not fit a group of {width} ranks")
-        return Layout(self.shape, boxes, tuple(range(width)), partial)
+        return _layout(self.bounds, width, partial)
+
+
+# The values of a network have few shapes, and every one is asked for several times.
+@lru_cache(maxsize=256)
+def _layout(cuts: tuple[tuple[int, ...], ...], width: int, partial: bool) -> Layout:
+    shape = tuple(b[-1] for b in cuts)
+    parts = math.prod(len(b) - 1 for b in cuts)
+    if parts == 1:
+        boxes: tuple[Box, ...] = (Box.whole(shape),) * width
+    elif parts == width:
+        cells: list[list[tuple[int, int]]] = [[]]
+        for bounds in cuts:
+            cells = [[*cell, span] for cell in cells for span in spans(bounds)]
+        boxes = tuple(Box.of(cell) for cell in cells)
+    else:
+        raise ValueError(f"cuts of {parts} parts do not fit a group of {width} ranks")
+    return Layout(shape, boxes, tuple(range(width)), partial)

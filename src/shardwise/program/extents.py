@@ -20,12 +20,12 @@ The chain behind a value goes on to the layer that makes it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardwise.geometry import Box
-from shardwise.geometry.access import needed
 from shardwise.graph import Kind, Layer, Operand, Source
 from shardwise.program.assign import Home
+from shardwise.program.needs import Needs
 from shardwise.program.norms import has_statistics, shared_over
 
 Key = tuple[int, ...]
@@ -35,16 +35,21 @@ Key = tuple[int, ...]
 class Need:
     """What the readers of one kind want of a value: the hull of their boxes."""
 
-    boxes: list[Box]
+    boxes: tuple[Box, ...]
     readers: list[Layer]
 
 
 @dataclass
 class Extents:
-    """The outcome: what is made of every value, and what is wanted of it by each kind of reader."""
+    """The outcome: what is made of every value, and what is wanted of it by each kind of reader.
+
+    `wants` has what each reader itself wants of its value operands, by its name and their number.
+    """
 
     outs: dict[str, tuple[Box, ...]]
     needs: dict[tuple[str, Key], Need]
+    wants: dict[tuple[str, int], tuple[Box, ...]]
+    known: Needs = field(default_factory=Needs)
 
 
 def key_of(layer: Layer, homes: Mapping[str, Home]) -> Key:
@@ -53,11 +58,13 @@ def key_of(layer: Layer, homes: Mapping[str, Home]) -> Key:
     return (-1, *home.reads[0].dims) if home.sums else home.cuts.dims
 
 
-def wanted_boxes(layer: Layer, operand: Operand, index: int, home: Home, outs: Sequence[Box]) -> list[Box]:
+def wanted_boxes(
+    operand: Operand, index: int, home: Home, outs: tuple[Box, ...], known: Needs
+) -> tuple[Box, ...]:
     """Return what each rank needs of a layer's value operand, the `index`-th, to make the boxes `outs`."""
     if home.sums:
-        return list(home.reads[index].layout(len(outs)).boxes)
-    return [needed(operand.access, operand.spec.shape, box) for box in outs]
+        return home.reads[index].layout(len(outs)).boxes
+    return known.of(operand.access, operand.spec.shape, outs)
 
 
 def find_extents(
@@ -100,7 +107,7 @@ class _Walk:
         self.sync, self.replicated = sync, replicated
         self.makers = {layer.name: layer for layer in layers if layer.kind is not Kind.INPUT}
         self.depths: dict[str, int] = {}
-        self.found = Extents({}, {})
+        self.found = Extents({}, {}, {})
         self.saves: dict[str, bool] = {}
         for layer in self.makers.values():
             self.saves[layer.name] = halo == "auto" and self._saves(layer)
@@ -110,7 +117,7 @@ class _Walk:
         home = self.homes[layer.name]
         boxes = home.cuts.layout(self.width).boxes
         need = self.found.needs.get((layer.name, home.cuts.dims))
-        if need is None or home.sums or all(map(Box.contains, boxes, need.boxes)):
+        if need is None or home.sums or _contain(boxes, need.boxes):
             return boxes
         wider = tuple(map(Box.hull, boxes, need.boxes))
         if self._may_widen(layer, home) and self._pays(layer, boxes, wider):
@@ -122,14 +129,18 @@ class _Walk:
         """Note what the layer needs of each value that it reads."""
         home, outs = self.homes[layer.name], self.found.outs[layer.name]
         for i, operand in enumerate(o for o in layer.operands if o.origin is Source.VALUE):
-            boxes = wanted_boxes(layer, operand, i, home, outs)
+            boxes = wanted_boxes(operand, i, home, outs, self.found.known)
+            self.found.wants[layer.name, i] = boxes
             name, key = operand.source, (operand.source, key_of(layer, self.homes))
             need = self.found.needs.get(key)
             if need is None:
                 self.found.needs[key] = Need(boxes, [layer])
             else:
-                need.boxes = [a.hull(b) for a, b in zip(need.boxes, boxes, strict=True)]
+                if need.boxes != boxes:
+                    need.boxes = tuple(map(Box.hull, need.boxes, boxes))
                 need.readers.append(layer)
+            if not self.halo.isdecimal():
+                continue
             depth = self.depths.get(layer.name, 0) + int(self._reaches_over(layer, operand))
             self.depths[name] = max(self.depths.get(name, 0), depth)
 
@@ -164,5 +175,9 @@ class _Walk:
         """Tell whether what a rank owns of the output needs more of the operand than it owns of that."""
         outs = self.homes[layer.name].cuts.layout(self.width).boxes
         held = self.homes[operand.source].cuts.layout(self.width).boxes
-        needs = (needed(operand.access, operand.spec.shape, box) for box in outs)
-        return not all(map(Box.contains, held, needs))
+        return not _contain(held, self.found.known.of(operand.access, operand.spec.shape, outs))
+
+
+def _contain(boxes: Sequence[Box], others: Sequence[Box]) -> bool:
+    """Tell whether every rank's box holds its other one."""
+    return boxes == others or all(map(Box.contains, boxes, others))

@@ -3,15 +3,17 @@
 alive, losses, results   which layers there are to compute
 assign                   where every value lives
 extents                  how much of it each rank makes, and what its readers want
+needs                    the boxes of operands, once for layers that repeat
 this file                the operations: computations, and regrids where what is made is not what is wanted
 slices, margins          what ranks hold of the weights; room for padding
 rectified                batch norms that rectify what they make
 landing                  values that are made inside the result of a regrid
+alike                    which ranks do the same in an operation, for those who price it
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shardwise.geometry import Box, Layout, messages
@@ -19,7 +21,7 @@ from shardwise.graph import Graph, Kind, Layer, Operand, Source
 from shardwise.plan import Split
 from shardwise.program.alive import alive
 from shardwise.program.assign import Home, assign
-from shardwise.program.extents import Extents, Key, Need, find_extents, key_of, wanted_boxes
+from shardwise.program.extents import Extents, Key, Need, find_extents, key_of
 from shardwise.program.landing import landed
 from shardwise.program.losses import expand_losses
 from shardwise.program.margins import margins_of
@@ -77,7 +79,10 @@ class _Lowering:
         differentiable: frozenset[str],
     ) -> None:
         self.graph, self.homes, self.width = graph, homes, width
-        self.outs, self.needs = extents.outs, extents.needs
+        self.outs, self.needs, self.wants = extents.outs, extents.needs, extents.wants
+        self.known = extents.known
+        # Most layers hold what others do: equal layouts are one object, which is soon compared.
+        self.layouts: dict[tuple[object, ...], Layout] = {}
         self.sync, self.samples = sync, samples
         self.grads = {name: name in differentiable for name in homes}
         self.made: dict[str, Held] = {}
@@ -93,8 +98,9 @@ class _Lowering:
                 self._emit(layer)
         leaving = {name: self._complete(name) for name in departures if name in self.made}
         outside = [held.slot for held in leaving.values()]
+        stored = {**self.parameters, **self.buffers}
         return StageProgram(
-            landed(rectified([self._settled(op) for op in self.ops], outside), outside),
+            landed(rectified([_settled(op, stored) for op in self.ops], outside), outside),
             self.arrivals,
             leaving,
             self.parameters,
@@ -108,9 +114,10 @@ class _Lowering:
         reads = tuple(self._read(layer, o) for o in layer.operands)
         wants = self._wants(layer, reads)
         owned = home.cuts.layout(self.width)
-        layout = Layout(owned.shape, self.outs[layer.name], owned.ranks)
         if home.sums:
-            layout = Layout(owned.shape, (Box.whole(owned.shape),) * self.width, owned.ranks, True)
+            layout = self._layout(owned.shape, (Box.whole(owned.shape),) * self.width, partial=True)
+        else:
+            layout = self._layout(owned.shape, self.outs[layer.name])
         grad = any(made.is_float for made in layer.outputs) and any(r.grad for r in reads)
         self.grads[layer.name] = grad
         makes = Held(layer.name, layer.name, layout, layer.outputs[0], grad)
@@ -131,14 +138,12 @@ class _Lowering:
 
     def _wants(self, layer: Layer, reads: Sequence[Held]) -> tuple[Layout, ...]:
         """Return for each operand which part of what is held the layer needs."""
-        home, outs = self.homes[layer.name], self.outs[layer.name]
         index, result = 0, []
         for operand, held in zip(layer.operands, reads, strict=True):
             if operand.origin is not Source.VALUE:
                 result.append(held.layout)
                 continue
-            boxes = tuple(wanted_boxes(layer, operand, index, home, outs))
-            result.append(Layout(operand.spec.shape, boxes, tuple(range(self.width))))
+            result.append(self._layout(operand.spec.shape, self.wants[layer.name, index]))
             index += 1
         return tuple(result)
 
@@ -155,7 +160,7 @@ class _Lowering:
         name = operand.source
         made = self.made.get(name)
         shape = operand.spec.shape
-        wanted = Layout(shape, tuple(need.boxes), tuple(range(self.width)))
+        wanted = self._layout(shape, need.boxes)
         count = sum(1 for value, _ in self.brought if value == name)
         slot = f"{name}@{count}" if count or made is not None else name
         if made is None:
@@ -178,8 +183,8 @@ class _Lowering:
         return held
 
     def _regrid(self, made: Held, wanted: Layout, slot: str, why: str) -> Held:
-        pairs = zip(made.layout.boxes, wanted.boxes, strict=True)
-        if not made.layout.partial and all(has.contains(box) for has, box in pairs):
+        has, wants = made.layout.boxes, wanted.boxes
+        if not made.layout.partial and (has == wants or all(map(Box.contains, has, wants))):
             return made
         held = Held(made.value, slot, wanted, made.spec, made.grad)
         self.ops.append(Regrid(made, held, messages(made.layout, wanted), why))
@@ -193,25 +198,36 @@ class _Lowering:
 
     def _read_parameter(self, layer: Layer, operand: Operand) -> Held:
         """Return the slices that this layer needs; layers that share a weight may need different ones."""
-        layout = slices_of(layer, operand, self.homes[layer.name], self.outs[layer.name])
+        home, outs = self.homes[layer.name], self.outs[layer.name]
+        layout = self._layout(operand.spec.shape, slices_of(layer, operand, home, outs, self.known))
         is_parameter = operand.origin is Source.PARAMETER
         store = self.parameters if is_parameter else self.buffers
-        known = store.get(operand.source, layout)
-        hulls = tuple(a.hull(b) for a, b in zip(known.boxes, layout.boxes, strict=True))
-        store[operand.source] = Layout(layout.shape, hulls, layout.ranks)
+        known = store.setdefault(operand.source, layout)
+        if known is not layout:
+            store[operand.source] = self._layout(
+                layout.shape, tuple(map(Box.hull, known.boxes, layout.boxes))
+            )
         trainable = is_parameter and operand.source not in self.graph.frozen
         return Held(operand.source, operand.source, layout, operand.spec, trainable)
 
-    def _settled(self, op: Op) -> Op:
-        """Say of every weight what is held of it for all of its layers, now that they are known."""
-        if isinstance(op, Regrid):
-            return op
-        stored = {**self.parameters, **self.buffers}
-        reads = tuple(
-            replace(held, layout=stored[held.value]) if o.origin is not Source.VALUE else held
-            for o, held in zip(op.layer.operands, op.reads, strict=True)
-        )
-        return op if reads == op.reads else replace(op, reads=reads)
+    def _layout(self, shape: tuple[int, ...], boxes: tuple[Box, ...], *, partial: bool = False) -> Layout:
+        """Return the layout of all ranks with these boxes, the same one for the same boxes."""
+        key = (shape, boxes, partial)
+        found = self.layouts.get(key)
+        if found is None:
+            found = self.layouts[key] = Layout(shape, boxes, tuple(range(self.width)), partial)
+        return found
+
+
+def _settled(op: Op, stored: Mapping[str, Layout]) -> Op:
+    """Say of every weight what is held of it for all of its layers, now that they are known."""
+    if isinstance(op, Regrid):
+        return op
+    reads = op.reads
+    for i, (operand, held) in enumerate(zip(op.layer.operands, op.reads, strict=True)):
+        if operand.origin is not Source.VALUE and held.layout is not stored[held.value]:
+            reads = (*reads[:i], replace(held, layout=stored[held.value]), *reads[i + 1 :])
+    return op if reads is op.reads else replace(op, reads=reads)
 
 
 def _word(key: Iterable[int]) -> str:

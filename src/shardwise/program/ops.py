@@ -13,6 +13,7 @@ from functools import cached_property
 
 from shardwise.geometry import Box, Layout, Message, Range
 from shardwise.graph import Layer, TensorSpec
+from shardwise.program.alike import kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Held:
         return Box(lo, tuple(b + m for b, (_, m) in zip(box.hi, around, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Compute:
     """Run one layer on every rank's own boxes; no communication.
 
@@ -55,6 +56,11 @@ class Compute:
     wants: tuple[Layout, ...]
     makes: Held
     landing: bool = False
+
+    @cached_property
+    def kinds(self) -> list[list[int]]:
+        """Return the ranks by what they do, all in one list the same."""
+        return kinds(self)
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ class Regrid:
         return result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Normalise:
     """Normalise with statistics that several ranks share: sums, one reduction, then local work.
 
@@ -121,6 +127,11 @@ class Normalise:
     over: str
     rectifies: bool = False
     landing: bool = False
+
+    @cached_property
+    def kinds(self) -> list[list[int]]:
+        """Return the ranks by what they do, all in one list the same."""
+        return kinds(self)
 
 
 Op = Compute | Regrid | Normalise
