@@ -62,6 +62,41 @@ class _Folding(nn.Module):
         return x.reshape(x.shape[0] * x.shape[1], -1).relu()
 
 
+class _Clamping(nn.Module):
+    def forward(self, x):
+        return x[:32] + 1
+
+
+class _Splitting(nn.Module):
+    def forward(self, x):
+        return x.split(32)[0] * 2
+
+
+class _Stepping(nn.Module):
+    def forward(self, x):
+        return x * (1 + x.shape[0] // 32)
+
+
+@pytest.mark.parametrize("model", [_Clamping(), _Splitting(), _Stepping()])
+def test_networks_that_change_only_beyond_the_example_are_followed(model):
+    graph = capture(model, torch.zeros(4, 3, 6), check=False)
+    assert graph.batches is None
+    assert graph.with_batch(64) == _followed(graph, 64)
+    assert graph.with_batch(64).layers != graph.with_batch(16).layers
+
+
+class _Cropping(nn.Module):
+    def forward(self, x):
+        y = nn.functional.max_pool2d(x, 2)
+        return x[:, :, 1:, 1:] + nn.functional.interpolate(y, size=x[:, :, 1:, 1:].shape[2:])
+
+
+def test_parts_of_pixels_can_be_derived():
+    graph = capture(_Cropping(), torch.zeros(4, 3, 6, 6), check=False)
+    assert graph.batches is not None
+    assert graph.batches.at(64) == _followed(graph, 64)
+
+
 @pytest.mark.parametrize("model", [_Deciding(), _Folding()])
 def test_networks_that_do_not_treat_all_numbers_alike_are_followed(model):
     graph = capture(model, torch.zeros(4, 3, 6), check=False)

@@ -2,8 +2,9 @@
 
 Between two graphs of a network that differ in the number of samples all numbers grow in proportion to it, or
 not at all: sizes, operations, bytes. So what lies between two points, and is confirmed by a third, gives the
-graph for any number. It is not done where that is in doubt: where the model decides by sizes, where layers
-fold samples into other dimensions or are opaque, and for less than two samples.
+graph for any number. It is not done where that is in doubt: where the model decides by sizes, takes parts that
+may be all there is, or calculates by steps (`uneven`); where layers fold samples into other dimensions or are
+opaque; and for less than two samples.
 """
 
 from __future__ import annotations
@@ -60,11 +61,12 @@ def batches_of(graph: Graph, others: Callable[[int], Graph], known: Sequence[int
     try:
         first, second, third = [others(n) for n in list(dict.fromkeys(probes))[:ENOUGH]]
         make = _between(first.layers, second.layers, first.batch, second.batch)
-    except (_UnlikeError, CaptureError, SizeError):
+        # What was captured may have notes of its own, those that follow have not.
+        found = Batches(second, make if isinstance(make, _Grown) else lambda _: first.layers)
+        return found if found.at(third.batch) == third else None
+    except (_UnlikeError, CaptureError, SizeError, RuntimeError, TypeError, ValueError):
+        # Values that cannot be compared or put together again: the network is followed, as it always can be.
         return None
-    # What was captured may have notes of its own, those that follow have not.
-    found = Batches(second, make if isinstance(make, _Grown) else lambda _: first.layers)
-    return found if found.at(third.batch) == third else None
 
 
 def _grows(layer: Layer) -> bool:

@@ -21,6 +21,7 @@ from shardwise.graph.quiet import quiet
 from shardwise.graph.trace import Trace, leaves
 from shardwise.graph.trace_export import trace_export
 from shardwise.graph.trace_fx import trace_fx
+from shardwise.graph.uneven import may_decide
 
 OPAQUE_FLOPS = 0.02
 """How much of the work may hide in opaque modules before another tracer is tried."""
@@ -111,8 +112,8 @@ class Rebuild:
 
     @property
     def decides(self) -> bool:
-        """Tell whether the model goes other ways, or does not work, for some shapes."""
-        return self.trace.refuse is not None or any(step.guard is not None for step in self.trace.steps)
+        """Tell whether the model may go other ways, or does not work, for some shapes."""
+        return self.trace.refuse is not None or any(map(may_decide, self.trace.steps))
 
     def __call__(self, shapes: Shapes) -> Graph:
         """Return the graph for these shapes."""

@@ -28,7 +28,7 @@ class Measured:
     """The times of one task, with their spreads, and what it computes and moves.
 
     `alone` has how much shorter each is while the other cores are idle, `crowded` how much more of a core's
-    time each takes where more ranks than cores take turns, and find less of their own in its caches.
+    time each takes where more ranks than cores take turns, wait, and find less of their own in its caches.
     """
 
     op: str

@@ -110,7 +110,9 @@ class Walk:
                             alone += price.alone[role.member]
                             crowded += price.crowded[role.member]
                 rank = self.mesh.world_rank(replica, position)
-                result[rank] = Speed(max(1.0, busy / alone), max(1.0, crowded / busy)) if alone else Speed()
+                # What was measured where ranks take turns says nothing of ranks with cores of their own.
+                slower = max(1.0, crowded / busy) if busy and self.machine.crowded else 1.0
+                result[rank] = Speed(max(1.0, busy / alone), slower) if alone else Speed()
         return result
 
     def price(self, stage: int, replica: int, m: int) -> StagePrice:

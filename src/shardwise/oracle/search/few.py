@@ -25,7 +25,7 @@ from shardwise.oracle.search.tally import Tally
 from shardwise.oracle.search.work import Passes
 from shardwise.plan import Plan, PlanError, Way
 from shardwise.plan.check import check
-from shardwise.plan.micro_batches import samples_of
+from shardwise.plan.micro_batches import micro_batches_of, samples_of
 from shardwise.program.lowered import lower
 
 # Lowered and priced stages of so many shapes are kept.
@@ -159,11 +159,13 @@ class Few:
     def _key(self, plan: Plan) -> tuple[object, ...]:
         """Return what plans share whose lowered stages differ only in the number of samples.
 
-        Replicas share statistics. Where tiles end depends on whether ranks can share samples; up to there
-        tiles are the same, unless the halos of several layers are fetched together.
+        Replicas share statistics, and with them or other micro-batches the loss is a sum. Where tiles end
+        depends on whether ranks can share samples; up to there tiles are the same, unless the halos of
+        several layers are fetched together.
         """
         fused = plan.halo != "layer" and plan.stages[0].way is Way.SPATIAL
-        return (plan.stages, plan.data > 1, fused and self._samples(plan) < plan.stages[0].width)
+        whole = plan.data * micro_batches_of(plan) == 1
+        return (plan.stages, plan.data > 1, whole, fused and self._samples(plan) < plan.stages[0].width)
 
     def _samples(self, plan: Plan) -> int:
         lo, hi = samples_of(plan, self.batch, 0, 0)

@@ -111,6 +111,7 @@ class Relaxed:
         ends = Act.BACKWARD_WEIGHT if program.splits_backward else Act.BACKWARD
         actions = program.actions[position]
         known: dict[tuple[object, ...], Event] = {}
+        launched: set[int] = set()
         last = {a.stage: i for i, a in enumerate(actions) if a.act is ends}
         yield from map(self._faster, counting(self.step, mesh, self.machine, rank, self.world))
         for i, action in enumerate(actions):
@@ -118,7 +119,7 @@ class Relaxed:
                 yield from self._message(action, rank)
             elif action.act in (Act.FORWARD, Act.BACKWARD, Act.BACKWARD_WEIGHT):
                 if action.act is ends and last[action.stage] == i:
-                    yield from self._launches(position, action.stage)
+                    yield from self._launches(position, action.stage, launched)
                 key = (action.act, action.stage, self.parts[action.micro_batch])
                 if key not in known:
                     seconds = self._pass(action, roles[action.stage, action.direction])
@@ -149,11 +150,12 @@ class Relaxed:
         late = busy.weight if self.step.program.splits_backward else 0.0
         return (busy.backward - late + talk.backward) / self.gain
 
-    def _launches(self, position: int, stage: int) -> Iterator[Event]:
+    def _launches(self, position: int, stage: int, launched: set[int]) -> Iterator[Event]:
         """Yield the starts of a stage's sums, as if all gradients were there when its last pass begins."""
         names = self.passes.programs[stage].parameters
-        for bucket, launch, _ in self.sums[position]:
-            if not bucket.names.isdisjoint(names):
+        for number, (bucket, launch, _) in enumerate(self.sums[position]):
+            if number not in launched and not bucket.names.isdisjoint(names):
+                launched.add(number)
                 yield launch._replace(seconds=0.0)
 
     def _waits(self, position: int) -> Iterator[Event]:

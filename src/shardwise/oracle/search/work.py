@@ -127,14 +127,17 @@ class Passes:
             whole = samples == self.samples or (spec.shape and spec.shape[0] == self.samples)
             return _sum(machine, group, spec.nbytes * samples / self.samples) if whole else 0.0
         traffic: dict[int, list[float]] = {}
+        unknown = set()
         for m in op.messages_of(member):
             size = self.share(m.box, samples) * spec.itemsize
             if m.source != m.target:
                 peer = m.target if m.source == member else m.source
                 traffic.setdefault(peer, [0.0, 0.0])[m.target == member] += size
+                if not size and m.box.size:
+                    unknown.add(peer)
         seconds, mine = 0.0, group[member]
         for peer, (out, arriving) in traffic.items():
-            if max(out, arriving) > 0:
+            if peer not in unknown and max(out, arriving) > 0:
                 tier, larger = machine.tier((mine, group[peer])), max(out, arriving)
                 both = out > 0 and arriving > 0
                 seconds += machine.exchange_seconds(tier, larger) if both else tier.message_seconds(larger)
@@ -191,9 +194,14 @@ def _backward(op: Compute | Normalise, task: Task) -> list[Direction]:
 
 
 def _resized(task: Task, before: int, after: int) -> Task | None:
-    """Return a task for another number of samples; None where samples are shared out among ranks."""
+    """Return a task for another number of samples; None where samples are shared out among ranks.
+
+    Nor for layers whose settings name the samples: what was measured for others would not be found.
+    """
     if before == after:
         return task
+    if task.layer.kind is Kind.RESHAPE:
+        return None
     operands = task.layer.operands
     values = [operand.origin is Source.VALUE for operand in operands]
     boxes = [b for b, v in zip(task.held, values, strict=True) if v]

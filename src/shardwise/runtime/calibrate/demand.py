@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 from shardwise.graph import Graph
 from shardwise.machine import Machine
-from shardwise.oracle.kernels import KernelTimes, Roofline
+from shardwise.oracle.kernels import Roofline
 from shardwise.oracle.predict import Oracle
 from shardwise.oracle.profile import Profile, cache_path
 from shardwise.plan import Plan
 from shardwise.program import StageProgram
 from shardwise.runtime.calibrate.device import device_name
 from shardwise.runtime.calibrate.kernels import profile_kernels
+from shardwise.runtime.calibrate.machine import available_transports
 
 
 def is_here(machine: Machine) -> bool:
@@ -67,7 +68,7 @@ def complete(
                 seconds=seconds * len(mine) / total,
                 ranks=machine.node.devices,
                 crowd=max(oracle.crowded(plan).crowd for plan in mine) if crowded else 0,
-                transport=machine.transport or "gloo",
+                transport=machine.transport if machine.transport in available_transports() else "gloo",
             )
     return profile.entries != before
 
@@ -79,23 +80,3 @@ def fresh_profile(
     profile = empty_profile(machine)
     complete(profile, graph, machine, plans, batch, seconds)
     return profile
-
-
-def kernels_for_plans(
-    graph: Graph, machine: Machine, plans: Iterable[Plan], batch: int, seconds: float
-) -> KernelTimes | None:
-    """Return kernel times for some plans: a profile where the machine is this one, else None.
-
-    Args:
-        graph: the network.
-        machine: what is asked about.
-        plans: whose computations are needed.
-        batch: samples of the mini-batch.
-        seconds: budget for measuring what the profile lacks; 0 measures nothing.
-    """
-    if not is_here(machine):
-        return None
-    profile = load_profile(machine)
-    if seconds > 0 and complete(profile, graph, machine, plans, batch, seconds):
-        profile.save(cache_path(machine.device.name, machine.device.threads))
-    return profile if profile.entries else None
