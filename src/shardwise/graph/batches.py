@@ -2,9 +2,9 @@
 
 Between two graphs of a network that differ in the number of samples all numbers grow in proportion to it, or
 not at all: sizes, operations, bytes. So what lies between two points, and is confirmed by a third, gives the
-graph for any number. It is not done where that is in doubt: where the model decides by sizes, takes parts that
-may be all there is, or calculates by steps (`uneven`); where layers fold samples into other dimensions or are
-opaque; and for less than two samples.
+graph for any number. It is not done where that is in doubt: where the model decides by sizes, takes parts
+that may be all there is, or calculates by steps (`uneven`); where layers fold samples into other dimensions
+or are opaque; and for less than two samples.
 """
 
 from __future__ import annotations

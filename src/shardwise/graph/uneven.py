@@ -1,7 +1,7 @@
 """Tell which calls may treat one number of samples unlike another without leaving a layer that shows it.
 
-`x[:32]` returns fewer samples than it is given, or all of them: then there is nothing to see in the graph. And
-`n // 16` grows with the number of samples by steps.
+`x[:32]` returns fewer samples than it is given, or all of them: then there is nothing to see in the graph.
+And `n // 16` grows with the number of samples by steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from shardwise.graph.canonical import name_of
 from shardwise.graph.trace import Step
 
 _BY_STEPS = {"floordiv", "__floordiv__", "floor_divide", "mod", "__mod__", "remainder", "fmod"}
-_BY_STEPS |= {"ceil", "floor", "round", "__ceil__", "__floor__", "__round__", "min", "max", "minimum", "maximum"}
+_BY_STEPS |= {"ceil", "floor", "round", "__ceil__", "__floor__", "__round__"}
+_BY_STEPS |= {"min", "max", "minimum", "maximum"}
 _PARTS = {"chunk", "unsafe_chunk", "split", "split_with_sizes", "unsafe_split", "tensor_split"}
 _PARTS |= {"narrow", "narrow_copy", "slice_copy", "aten.slice", "aten.split", "aten.select"}
 
@@ -30,4 +31,4 @@ def may_decide(step: Step) -> bool:
 def _may_clamp(index: Any) -> bool:
     """Tell whether an index may end behind the samples that there are; what it leaves out shows otherwise."""
     first = index[0] if isinstance(index, tuple) and index else index
-    return isinstance(first, slice) and first.stop is not None or first is Ellipsis
+    return (isinstance(first, slice) and first.stop is not None) or first is Ellipsis
