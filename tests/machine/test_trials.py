@@ -3,9 +3,8 @@
 import pytest
 
 from shardwise.commands.accuracy import rows_of
-from shardwise.commands.trials import Subject, loss_for
+from shardwise.commands.trials import Subject, groups_of, loss_for
 from shardwise.machine import Device, Link, Machine, Node, Tier
-from shardwise.runtime.calibrate.chains import groups_of
 from shardwise.runtime.calibrate.device import device_name
 
 HERE = Machine(

@@ -62,6 +62,9 @@ class Fixed:
     def lateness(self):
         return 0.0
 
+    def updates(self):
+        return (), 1.0
+
     def moving(self, move):
         return Estimate(0.0)
 

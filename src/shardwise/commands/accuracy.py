@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardwise.commands.subject import build_model, training_graph
-from shardwise.commands.trials import Subject, Trial, measure_trials
+from shardwise.commands.trials import TRIED, Subject, Trial, measure_trials
 from shardwise.oracle.strategies import strategy_of
 from shardwise.plan import Plan, PlanError
 
@@ -109,10 +109,8 @@ def _measured(
     before = fresh_profile(graph, machine, [Plan.parse(t) for t in texts], subject.batch, seconds)
     oracle = Oracle(graph, machine, before)
     predicted = [oracle.predict(text, subject.batch) for text in texts]
-    # Two thirds of the memory that the ranks share: the rest is for what they do not share out.
-    limit = 0.66 * machine.device.memory_bytes * machine.node.devices / ranks
-    # The computations on their own have weights, gradients and activations too.
-    sizes = [2 * p.peak_bytes for p in predicted]
+    limit = TRIED * machine.device.memory_bytes * machine.node.devices / ranks
+    sizes = [int(p.peak_bytes - machine.device.baseline_bytes) for p in predicted]
     trials = [Trial(subject, text) for text in texts]
     transport = machine.transport or "gloo"
     measured, timed = measure_trials(trials, ranks, transport, repeats, sizes, limit, memory, chains)

@@ -12,8 +12,9 @@ from shardwise.commands.subject import build_model
 
 # The first steps bind and allocate, and find the memory that earlier ones gave back.
 _UNTIMED = 3
-# What the computations that are timed in turn with the steps may keep in a rank.
-_REPLAYED_BYTES = 1.0 * 2**30
+# The parts of the memory that the trials of all ranks may fill together, and the computations that are timed
+# in turn with their steps; the rest is for what processes need themselves.
+TRIED, REPLAYED = 0.45, 0.2
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def measure_trials(
         One measurement per trial, or the words of the error that refused it; and chains of computations with
         what each rank that has a core found about them.
     """
-    from shardwise.runtime.calibrate.chains import groups_of
+    from shardwise.runtime.calibrate.chains import sharing
+    from shardwise.runtime.doctor import memory_bytes
 
     sizes_found = measure_memory(trials, ranks, transport, deadline) if memory else [(0, 0)] * len(trials)
     good = [i for i, found in enumerate(sizes_found) if not isinstance(found, str)]
@@ -83,7 +85,7 @@ def measure_trials(
         mine = [trials[i] for i in chosen]
         replayed = chains(mine) if chains is not None else []
         # Their weights lie in memory beside those of the trials.
-        together = groups_of([chain.stored_bytes for chain in replayed], _REPLAYED_BYTES)
+        together = sharing(replayed, REPLAYED * memory_bytes() / ranks)
         replayed = [replayed[i] for i in together[0]] if together else []
         found = _job("run_times", (mine, repeats, replayed), ranks, transport, deadline)
         if isinstance(found, str):
@@ -94,6 +96,19 @@ def measure_trials(
         for i, row in zip(chosen, rows, strict=True):
             results[i] = row if isinstance(row, str) else _together(row, results[i])
     return results, timed
+
+
+def groups_of(sizes: Sequence[float], limit: float) -> list[list[int]]:
+    """Put what has these sizes into groups, in order, each of which fits into memory at once."""
+    groups: list[list[int]] = []
+    used = 0.0
+    for i, size in enumerate(sizes):
+        if not groups or used + size > limit:
+            groups.append([])
+            used = 0.0
+        groups[-1].append(i)
+        used += size
+    return groups
 
 
 def measure_memory(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.machine import toml
-from shardwise.machine.curve import Curve
+from shardwise.machine.curve import Curve, Points
 from shardwise.machine.errors import MachineError
 from shardwise.machine.network import Link, Tier
 
@@ -72,6 +72,18 @@ class Device:
         if self.update is not None:
             return sum(map(self.update.seconds, sizes))
         return sum(sizes) / (self.update_bytes_per_second or self.memory_bandwidth / 6)
+
+    def updating(self, points: Points, alone: float) -> Device:
+        """Return a device that updates parameters of these sizes in these seconds, smaller ones as before."""
+        known = self.update.table if self.update is not None else ()
+        table = (*(point for point in known if point[0] < points[0][0]), *points)
+        link = Link(table[0][1], max(n / seconds for n, seconds in table), table)
+        return dataclasses.replace(
+            self,
+            update_bytes_per_second=link.bytes_per_second,
+            update=link,
+            update_alone_speedup=max(1.0, alone),
+        )
 
     def curve(self, kind: str, direction: str) -> Curve | None:
         """Return the fraction of the peak over the flops of a call; nothing for kinds that only move bytes.
@@ -161,6 +173,12 @@ class Machine:
     def with_transport(self, transport: str) -> Machine:
         """Return the machine with the network figures of another transport."""
         return dataclasses.replace(self, transport=transport)
+
+    def updating(self, points: Points, alone: float) -> Machine:
+        """Return a machine whose devices update parameters of these sizes in these seconds."""
+        if not points:
+            return self
+        return dataclasses.replace(self, device=self.device.updating(points, alone))
 
     def with_crowd(self, ranks: int) -> Machine:
         """Return the machine with the network figures for so many ranks that share a node."""

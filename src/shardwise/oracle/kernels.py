@@ -12,6 +12,7 @@ from typing import Protocol
 from shardwise.geometry import Box
 from shardwise.graph import Kind, Layer, Source
 from shardwise.machine import Device
+from shardwise.machine.curve import Points
 from shardwise.oracle.moves import Move
 from shardwise.program import Compute, Normalise
 
@@ -134,6 +135,9 @@ class KernelTimes(Protocol):
     def lateness(self) -> float:
         """Return by which part of their work ranks with a core each are late when they meet."""
 
+    def updates(self) -> tuple[Points, float]:
+        """Return how long updates of parameters of some sizes take, and how much shorter each is alone."""
+
     def fields(self) -> Iterable[str]:
         """Return the machine's fields that the answers so far came from."""
 
@@ -217,6 +221,10 @@ class Roofline:
     def lateness(self) -> float:
         """Return nothing: figures of a device do not tell."""
         return 0.0
+
+    def updates(self) -> tuple[Points, float]:
+        """Return nothing: the device says so itself."""
+        return (), 1.0
 
     def fields(self) -> tuple[str, ...]:
         """Return the machine's fields that the answers so far came from."""

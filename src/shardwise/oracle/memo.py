@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardwise.graph import Layer
+from shardwise.machine.curve import Points
 from shardwise.oracle.kernels import Direction, Estimate, KernelTimes, Roofline, Task
 from shardwise.oracle.moves import Move
 
@@ -44,6 +45,10 @@ class Memo:
     def lateness(self) -> float:
         """Return by which part of their work ranks are late when they meet."""
         return self.kernels.lateness()
+
+    def updates(self) -> tuple[Points, float]:
+        """Return how long updates of parameters take, where that was measured with the computations."""
+        return self.kernels.updates()
 
     def fields(self) -> tuple[str, ...]:
         """Return the machine's fields that the answers so far came from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,9 @@ from functools import cached_property
 from shardwise.geometry import Box
 from shardwise.program import Op, Regrid
 
-REGRID, SUM = "regrid", "sum"
+REGRID, SUM, UPDATE = "regrid", "sum", "update"
+# Of smaller parameters updates are mostly software, which is calibrated.
+SMALLEST_UPDATE = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,9 @@ class Move:
     """Copies or additions of one rank.
 
     Args:
-        kind: `regrid` (packing, unpacking, copying what stays) or `sum` (adding one tensor to another).
-        nbytes: what is read and written.
+        kind: `regrid` (packing, unpacking, copying what stays), `sum` (adding one tensor to another) or
+            `update` (of a parameter by the optimizer).
+        nbytes: what is read and written; of an update the parameter's own.
         touches: words, and boxes or shapes of what is touched.
         shape, dtype: of a sum.
     """
@@ -66,6 +70,12 @@ def sum_of(shape: Sequence[int], dtype: str, itemsize: int) -> Move:
     for extent in shape:
         count *= extent
     return Move(SUM, 3 * count * itemsize, (dtype, (tuple(shape),)), tuple(shape), dtype)
+
+
+def update_of(shape: Sequence[int], dtype: str, itemsize: int) -> Move | None:
+    """Return the update of a parameter; None if it is too small to be told from software."""
+    nbytes = itemsize * math.prod(shape)
+    return Move(UPDATE, nbytes, (dtype, str(nbytes))) if nbytes >= SMALLEST_UPDATE else None
 
 
 def joins(ops: Sequence[Op], departures: set[str]) -> list[tuple[int, ...]]:

@@ -47,8 +47,10 @@ class Oracle:
         *,
         optimizer_slots: float = 1.0,
     ) -> None:
-        self.graph, self.machine, self.optimizer_slots = graph, machine, optimizer_slots
+        self.graph, self.asked, self.optimizer_slots = graph, machine, optimizer_slots
         self.kernels = kernels if isinstance(kernels, Memo) else Memo(kernels or Roofline(machine.device))
+        # What was measured with the computations is of the same moment as they are.
+        self.machine = machine.updating(*self.kernels.updates())
         self._graphs: dict[int, Graph] = {graph.batch: graph}
         self._steps: OrderedDict[tuple[Plan, int], Lowered] = OrderedDict()
         self._programs: dict[tuple[object, ...], StageProgram] = {}
@@ -228,7 +230,7 @@ def oracle_of(
     """Return the oracle of a network on a machine, the same one for the same objects."""
     key = (id(graph), id(machine), id(kernels), optimizer_slots)
     found = _oracles.get(key)
-    if found is None or found.graph is not graph or found.machine is not machine:
+    if found is None or found.graph is not graph or found.asked is not machine:
         found = Oracle(graph, machine, kernels, optimizer_slots=optimizer_slots)
         _oracles[key] = found
     _oracles.move_to_end(key)

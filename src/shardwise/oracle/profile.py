@@ -14,11 +14,12 @@ from typing import Any
 
 from shardwise.geometry.access import reach
 from shardwise.graph import Source
+from shardwise.machine.curve import Points
 from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes, Roofline, Task
-from shardwise.oracle.moves import Move
+from shardwise.oracle.moves import UPDATE, Move
 
 INTERPOLATED = "interpolated"
-_VERSION = 10
+_VERSION = 11
 # Copies have one direction only.
 _ONCE = Direction.FORWARD.value
 
@@ -118,6 +119,14 @@ class Profile:
     def lateness(self) -> float:
         """Return by which part ranks that meet are late: equal work never takes equally long."""
         return self.waited / self.worked if self.worked else 0.0
+
+    def updates(self) -> tuple[Points, float]:
+        """Return how long updates of parameters of some sizes take, and how much shorter they are alone."""
+        known = {m.nbytes[_ONCE]: m for m in self._by_op.get(UPDATE, ())}
+        points = tuple((nbytes, known[nbytes].seconds[_ONCE]) for nbytes in sorted(known))
+        together = sum(seconds for _, seconds in points)
+        alone = sum(m.seconds[_ONCE] / m.alone.get(_ONCE, 1.0) for m in known.values())
+        return points, together / alone if alone else 1.0
 
     def knows(self, key: str, crowded: bool = False) -> bool:
         """Tell whether a computation was measured, on crowded cores too if so asked, or cannot be."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwise.graph import Call, Source
 from shardwise.oracle.kernels import Task
-from shardwise.oracle.moves import Move, joins, move_of, sum_of
+from shardwise.oracle.moves import Move, joins, move_of, sum_of, update_of
 from shardwise.oracle.profile import Profile, key_of
 from shardwise.program import Compute, Normalise, Op, Regrid, StageProgram
 from shardwise.runtime.in_place import overwriting
@@ -57,29 +58,30 @@ class Chain:
         return hands_on and program.width == 1 and all(isinstance(op, Compute) for op in self.ops)
 
     @property
-    def stored_bytes(self) -> float:
-        """Return the bytes of all weights and their gradients."""
+    def stored_bytes(self) -> dict[tuple[str, tuple[int, ...]], float]:
+        """Return the bytes of all weights, their gradients and the optimizer's memory, by name and shape."""
         held = self.program.parameters
-        sizes = {
-            operand.source: held[operand.source].box(self.rank).size * operand.spec.itemsize
+        boxes = {
+            (operand.source, held[operand.source].box(self.rank).shape): operand.spec.itemsize
             for op in self.ops
             if not isinstance(op, Regrid)
             for operand in op.layer.operands
             if operand.source in held
         }
-        return 2.0 * sum(sizes.values())
+        return {key: 3.0 * itemsize * math.prod(key[1]) for key, itemsize in boxes.items()}
 
 
-def groups_of(sizes: Sequence[float], limit: float) -> list[list[int]]:
-    """Put what has these sizes into groups, in order, each of which fits into memory at once."""
+def sharing(chains: Sequence[Chain], limit: float) -> list[list[int]]:
+    """Put chains into groups, in order, that fit into memory at once; they share what weights they can."""
     groups: list[list[int]] = []
-    used = 0.0
-    for i, size in enumerate(sizes):
-        if not groups or used + size > limit:
+    used: dict[tuple[str, tuple[int, ...]], float] = {}
+    for i, chain in enumerate(chains):
+        more = used | chain.stored_bytes
+        if not groups or sum(more.values()) > limit:
             groups.append([])
-            used = 0.0
+            more = chain.stored_bytes
         groups[-1].append(i)
-        used += size
+        used = more
     return groups
 
 
@@ -107,6 +109,9 @@ def _keys_of(
         for operand, held in zip(op.layer.operands, op.reads, strict=True):
             if operand.origin is Source.PARAMETER and held.grad:
                 sums.append(program.parameters[operand.source].box(rank).shape)
+                update = update_of(sums[-1], operand.spec.dtype, operand.spec.itemsize)
+                if update is not None:
+                    found[update.key] = update
         for shape in sums:
             move = sum_of(shape, op.makes.spec.dtype, op.makes.spec.itemsize)
             if move.nbytes:

@@ -14,11 +14,13 @@ import torch.distributed as dist
 from shardwise.oracle.moves import Move
 from shardwise.oracle.profile import Profile, measured, moved
 from shardwise.program import Regrid, StageProgram
-from shardwise.runtime.calibrate.chains import Chain, chains_of, groups_of
+from shardwise.runtime.calibrate.chains import Chain, chains_of, sharing
 from shardwise.runtime.calibrate.job import measure
 from shardwise.runtime.calibrate.overheads import call_overhead
 from shardwise.runtime.calibrate.pace import Crowd, Pace
 from shardwise.runtime.calibrate.timer import Result, Timer, Timing
+from shardwise.runtime.calibrate.values import Weights
+from shardwise.runtime.doctor import memory_bytes
 from shardwise.runtime.order import Order, order_of
 from shardwise.runtime.poller import cores
 from shardwise.runtime.wire import wire_of
@@ -27,8 +29,8 @@ from shardwise.runtime.wire import wire_of
 _FEWEST, _MOST, _ALONE, _CROWDED = 1, 8, 3, 5
 # So many ranks per core stand for all larger crowds.
 _CROWD = 4
-# Weights and gradients that all ranks may keep between two visits.
-_STORED_BYTES = 2 << 30
+# The part of the node's memory that weights of all ranks may fill between two visits.
+_STORED = 0.3
 
 
 def profile_kernels(
@@ -128,7 +130,7 @@ def time_chains(arguments: Any) -> list[Result]:
     crowd = Crowd() if size > busy else None
     layers = [op.layer for chain in chains for op in chain.ops if not isinstance(op, Regrid)]
     order = order_of("auto", layers, torch.device("cpu"), pace.rank, agreed)
-    for group in groups_of([chain.stored_bytes for chain in chains], _STORED_BYTES / size):
+    for group in sharing(chains, _STORED * memory_bytes() / size):
         left = agreed(end - time.perf_counter())
         if results and left <= 0:
             break
@@ -151,7 +153,8 @@ def _time_group(
     chains: Sequence[Chain], seconds: float, overhead: float, pace: Pace, crowd: Crowd | None, order: Order
 ) -> list[Result]:
     """Time some chains in turn: how fast the machine is wavers, and all of them shall meet the same."""
-    timers = [Timer(chain, overhead, pace, order) for chain in chains]
+    weights = Weights()
+    timers = [Timer(chain, overhead, pace, order, weights) for chain in chains]
     visited = in_turn(timers, pace.rank)
     agreed(0.0)
     busy, start = pace.rank < pace.size, time.perf_counter()

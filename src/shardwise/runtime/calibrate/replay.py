@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from shardwise.graph import Source
 from shardwise.oracle.kernels import WEIGHTED, Direction, Task
-from shardwise.oracle.moves import SUM, Move, move_of, sum_of
+from shardwise.oracle.moves import SUM, Move, move_of, sum_of, update_of
 from shardwise.oracle.profile import key_of
 from shardwise.program import Compute, Normalise, Op, Regrid
 from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.clock import now
 from shardwise.runtime.calibrate.pace import Crowd, Pace
-from shardwise.runtime.calibrate.values import SMALL, seed, stored
+from shardwise.runtime.calibrate.values import SMALL, Weights, seed, stored
 from shardwise.runtime.hollow import hollow
 from shardwise.runtime.in_place import rectify
 from shardwise.runtime.landing import bind_landing
@@ -63,7 +63,14 @@ class _Item:
 class Replay:
     """One rank's chain of operations, bound to tensors of its own."""
 
-    def __init__(self, chain: Chain, overhead: float, pace: Pace | None = None, order: Order = FIRST) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        overhead: float,
+        pace: Pace | None = None,
+        order: Order = FIRST,
+        weights: Weights | None = None,
+    ) -> None:
         self.chain, self.rank, self.overhead, self.order = chain, chain.rank, overhead, order
         self.pace: Pace | Crowd | None = pace
         # The seconds of all that was timed, and of the waits for other ranks between.
@@ -71,6 +78,8 @@ class Replay:
         self.refused: dict[str, str] = {}
         self.tensors = stored(chain)
         order.settle(chain.ops, self.tensors, chain.program.width)
+        self.weights = weights or Weights()
+        self.weights.share(self.tensors)
         wire = _Hollow()
         wires = Wires(wire, wire, wire)
         self.rooms: dict[str, Exchange] = {}
@@ -144,6 +153,7 @@ class Replay:
             with self._mark("B", item):
                 self._backward(item, tape.pop(), grads, times)
         self._accumulate(times)
+        self._update(times)
 
     def _operand(self, held: Any, operand: Any, slots: dict[str, Tensor]) -> Tensor:
         """Return what an operation reads: as it was made, or something alike."""
@@ -271,6 +281,17 @@ class Replay:
                 start = self.clock()
                 tensor.grad.add_(grad)
                 self._note(times, _sum_key(grad), FORWARD, self.clock() - start)
+
+    def _update(self, times: Times) -> None:
+        """Update the weights, which have been in no cache since they were used."""
+        for tensor in self.tensors.values():
+            if tensor.grad is None:
+                continue
+            move = update_of(tensor.shape, str(tensor.dtype).removeprefix("torch."), tensor.element_size())
+            if move is not None:
+                start = self.clock()
+                self.weights.update(tensor)
+                self._note(times, move.key, FORWARD, self.clock() - start)
 
     def other_sums(self, times: Times) -> None:
         """Time additions that a piece of a stage does not come to by itself."""

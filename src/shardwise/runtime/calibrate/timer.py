@@ -13,6 +13,7 @@ from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.clock import spread
 from shardwise.runtime.calibrate.pace import Crowd, Pace
 from shardwise.runtime.calibrate.replay import Replay, Times
+from shardwise.runtime.calibrate.values import Weights
 from shardwise.runtime.order import FIRST, Order
 
 
@@ -53,9 +54,11 @@ class Result:
 class Timer:
     """One rank's chain and the times of its rounds."""
 
-    def __init__(self, chain: Chain, overhead: float, pace: Pace, order: Order = FIRST) -> None:
+    def __init__(
+        self, chain: Chain, overhead: float, pace: Pace, order: Order = FIRST, weights: Weights | None = None
+    ) -> None:
         self.chain = chain
-        self.replay = Replay(chain, overhead, pace, order)
+        self.replay = Replay(chain, overhead, pace, order, weights)
         self.times: Times = {}
         self.totals: list[float] = []
         self.lonely: Times = {}

@@ -13,6 +13,7 @@ from shardwise.runtime.calibrate.kernels import agreed, in_turn
 from shardwise.runtime.calibrate.overheads import call_overhead
 from shardwise.runtime.calibrate.pace import Pace
 from shardwise.runtime.calibrate.timer import Result, Timer
+from shardwise.runtime.calibrate.values import Weights
 from shardwise.runtime.order import order_of
 from shardwise.runtime.poller import cores
 from shardwise.runtime.wire import wire_of
@@ -28,7 +29,8 @@ class Turns:
         overhead = call_overhead()
         layers = [op.layer for chain in chains for op in chain.ops if not isinstance(op, Regrid)]
         order = order_of("auto", layers, torch.device("cpu"), dist.get_rank(), agreed)
-        timers = [Timer(chain, overhead, pace, order) for chain in chains] if pace and self.works else []
+        weights = Weights()
+        timers = [Timer(c, overhead, pace, order, weights) for c in chains] if pace and self.works else []
         self.timers, self.visited = timers, in_turn(timers, dist.get_rank())
         # As steps wait: who has no core must not take one from those that compute.
         self.wire = wire_of(dist.group.WORLD, range(dist.get_world_size()))

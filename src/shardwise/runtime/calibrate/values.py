@@ -14,6 +14,7 @@ from shardwise.program import Regrid
 from shardwise.runtime.calibrate.chains import Chain
 
 SMALL = 1e-3
+_RATE = 1e-12
 
 
 def stored(chain: Chain) -> dict[str, Tensor]:
@@ -38,6 +39,31 @@ def stored(chain: Chain) -> dict[str, Tensor]:
             else:
                 result[operand.source] = torch.ones(shape, dtype=dtype)
     return result
+
+
+class Weights:
+    """Parameters that chains share, since they are used in turn, and the optimizer's memory of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Tensor] = {}
+        self._momenta: dict[int, Tensor] = {}
+
+    def share(self, tensors: dict[str, Tensor]) -> None:
+        """Put parameters that lie in memory as earlier ones of that name in place of new ones."""
+        for name, tensor in tensors.items():
+            if isinstance(tensor, nn.Parameter):
+                key = (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
+                tensors[name] = self._known.setdefault(key, tensor)
+
+    def update(self, tensor: Tensor) -> None:
+        """Do to a parameter, which `share` has seen, what SGD with momentum does."""
+        if id(tensor) not in self._momenta:
+            self._momenta[id(tensor)] = torch.zeros_like(tensor)
+        momentum = self._momenta[id(tensor)]
+        assert tensor.grad is not None
+        momentum.mul_(0.9).add_(tensor.grad)
+        # So little that values keep their size.
+        tensor.data.add_(momentum, alpha=-_RATE)
 
 
 def seed(shape: Sequence[int], dtype: Any) -> Tensor:
