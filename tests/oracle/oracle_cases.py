@@ -60,7 +60,7 @@ class Fixed:
         return 0.0
 
     def lateness(self):
-        return 0.0
+        return ()
 
     def updates(self):
         return (), 1.0

@@ -189,8 +189,20 @@ def test_ranks_are_late_by_a_larger_part_of_less_work():
     # Beyond what was measured the part stays as it was.
     assert step(1e-4, curve) == pytest.approx(1.5e-4)
     assert step(1.0, curve) == pytest.approx(1.1)
-    assert step(1e-3, curve.at_least(0.2)) == pytest.approx(1.5e-3)
-    assert step(1.0, curve.at_least(0.2)) == pytest.approx(1.2)
+    floor = Curve(((1e-4, 0.2),))
+    assert step(1e-3, curve.at_least(floor)) == pytest.approx(1.5e-3)
+    assert step(1.0, curve.at_least(floor)) == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("cores", [0, 2])
+def test_sums_begin_late_by_a_part_of_what_ranks_did_before_them(cores):
+    launch = Event(Kind.LAUNCH, 0.0, "reduction", "gradients", "sum", (0, 1), 0.0, "line", 1.0)
+    wait = Event(Kind.WAIT, 1.0, "reduction", "gradients", "sum")
+    lists = {rank: [work(4.0), launch, work(2.0), wait] for rank in range(2)}
+    # Complete 0.4 s behind the four seconds of both, which is over while they work on.
+    assert end(simulate(lists, cores=cores, jitter=LATE), 0) == pytest.approx(7.0)
+    lists = {rank: [work(4.0), launch, wait] for rank in range(2)}
+    assert end(simulate(lists, cores=cores, jitter=LATE), 0) == pytest.approx(5.4)
 
 
 def test_who_waited_for_a_message_is_late_only_by_a_part_of_what_it_did_since():

@@ -8,6 +8,7 @@ from oracle_cases import Fixed, machine, stage
 
 from shardwise.oracle import Direction, Estimate, Task
 from shardwise.oracle.kernels import Roofline
+from shardwise.oracle.lateness import by_length, lateness, typical_meetings
 from shardwise.oracle.moves import joins, move_of
 from shardwise.oracle.profile import (
     INTERPOLATED,
@@ -126,23 +127,31 @@ def test_a_later_profile_renews_the_times_and_tells_how_the_machine_changed():
     before, after = (Profile("here", 1, Fixed()) for _ in range(2))
     before.add("a", measured(task, {"forward": 1.0}, {"forward": 0.1}, {"forward": 8.0}, {"forward": 1.5}))
     after.add("a", measured(task, {"forward": 1.5}, {"forward": 0.2}))
-    after.worked, after.waited = 10.0, 0.5
+    after.meetings = by_length([(10.0, 0.5)])
     both = renewed(before, after)
     assert (both.entries["a"].seconds, both.entries["a"].room) == ({"forward": 1.5}, {"forward": 8.0})
-    assert (both.lateness(), both.entries["a"].alone) == (0.05, {"forward": 1.5})
+    assert (both.lateness(), both.entries["a"].alone) == (((10.0, 0.05),), {"forward": 1.5})
     assert drift(before, after) == pytest.approx(0.5)
 
 
 def test_what_ranks_wait_and_gain_together_survives_the_file(tmp_path):
     (task, *_) = tasks("data=2")
-    profile = Profile("here", 1, Fixed(), worked=4.0, waited=1.0)
+    profile = Profile("here", 1, Fixed(), meetings=by_length([(4.0, 1.0), (1e-3, 0.0)]))
     others = ({"forward": 1.5}, {"forward": 1.25})
     profile.add(key_of(task), measured(task, {"forward": 1.0}, {"forward": 0.1}, None, *others))
     profile.save(tmp_path / "kernels.json")
     found = Profile.load(tmp_path / "kernels.json", "here", 1, Fixed())
     estimate = found.seconds(task, Direction.FORWARD)
-    assert (found.lateness(), estimate.alone, estimate.crowded) == (0.25, 1.5, 1.25)
+    assert found.lateness() == ((1e-3, 0.0), (4.0, 0.25))
+    assert (estimate.alone, estimate.crowded) == (1.5, 1.25)
     assert found.knows(key_of(task), crowded=True)
+
+
+def test_ranks_are_as_late_as_in_a_typical_round_whoever_of_them_waits():
+    # Two ranks take turns at being the slower one; once something interrupts one of them for long.
+    first = [by_length([(1.0, 0.2), (1e-3, 0.0)]), by_length([(1.0, 0.0)]), by_length([(1.0, 9.0)])]
+    other = [by_length([(1.0, 0.0), (1e-3, 0.0)]), by_length([(1.0, 0.2)]), by_length([(1.0, 0.0)])]
+    assert lateness(typical_meetings([first, other])) == ((1.0, pytest.approx(0.1)),)
 
 
 def test_what_was_not_measured_in_a_crowd_is_not_known_there():

@@ -34,9 +34,10 @@ class Curve:
         (x0, y0), (x1, y1) = points[i - 1], points[i]
         return y0 + (y1 - y0) * math.log(x / x0) / math.log(x1 / x0)
 
-    def at_least(self, floor: float) -> Curve:
-        """Return the curve with no point under a floor."""
-        return Curve(tuple((x, max(y, floor)) for x, y in self.points))
+    def at_least(self, other: Curve) -> Curve:
+        """Return the higher of two curves, at the points of both."""
+        places = sorted({x for curve in (self, other) for x, _ in curve.points})
+        return Curve(tuple((x, max(self.at(x), other.at(x))) for x in places))
 
 
 def check_points(field: str, points: Points) -> None:

@@ -287,8 +287,10 @@ class _Simulation:
         elif event.kind is Kind.LAUNCH:
             here = self.arrived.setdefault(event.key, {})
             here[rank] = end
+            self.worked[event.key, rank] = state.worked
             if all(map(here.__contains__, event.peers)):
-                self.sent[event.key] = joined = max(here.values())
+                joined = max(here.values()) + self._late(event.key, here)
+                self.sent[event.key] = joined
                 begins = max(joined, self.free.get(event.line, joined))
                 self.mail[event.key] = begins + event.flight
                 if event.line is not None:

@@ -132,8 +132,8 @@ class KernelTimes(Protocol):
     def room(self, task: Task, direction: Direction) -> float:
         """Return the bytes that one direction allocates at its fullest moment, results included."""
 
-    def lateness(self) -> float:
-        """Return by which part of their work ranks with a core each are late when they meet."""
+    def lateness(self) -> Points:
+        """Return by which part of what they did ranks with a core each are late, over its seconds."""
 
     def updates(self) -> tuple[Points, float]:
         """Return how long updates of parameters of some sizes take, and how much shorter each is alone."""
@@ -218,9 +218,9 @@ class Roofline:
             return float(max(x + w + y, 2 * y))
         return float(max(y + w + x, 2 * x, x + y + x + w, x + 2 * w))
 
-    def lateness(self) -> float:
+    def lateness(self) -> Points:
         """Return nothing: figures of a device do not tell."""
-        return 0.0
+        return ()
 
     def updates(self) -> tuple[Points, float]:
         """Return nothing: the device says so itself."""

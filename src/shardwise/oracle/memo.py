@@ -42,8 +42,8 @@ class Memo:
         """Return the bytes that one direction allocates at its fullest moment."""
         return self.kernels.room(task, direction)
 
-    def lateness(self) -> float:
-        """Return by which part of their work ranks are late when they meet."""
+    def lateness(self) -> Points:
+        """Return by which part of what they did ranks are late when they meet, over its seconds."""
         return self.kernels.lateness()
 
     def updates(self) -> tuple[Points, float]:

@@ -170,10 +170,11 @@ class Oracle:
         if any(speed.crowded > 1.0 for speed in walk.paces.values()):
             # What waits take where ranks share cores was measured with the computations.
             return None
-        least = self.kernels.lateness() if machine.device.host else 0.0
-        if machine.jitter is None:
-            return Curve(((1.0, least),)) if least else None
-        return machine.jitter.at_least(least)
+        least = self.kernels.lateness() if machine.device.host else ()
+        if not least:
+            return machine.jitter
+        known = Curve(least)
+        return known if machine.jitter is None else machine.jitter.at_least(known)
 
     def crowded(self, plan: Plan) -> Machine:
         """Return the machine as ranks of a plan see it that share a node."""

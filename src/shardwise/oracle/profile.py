@@ -16,10 +16,11 @@ from shardwise.geometry.access import reach
 from shardwise.graph import Source
 from shardwise.machine.curve import Points
 from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes, Roofline, Task
+from shardwise.oracle.lateness import Meetings, Met, lateness
 from shardwise.oracle.moves import UPDATE, Move
 
 INTERPOLATED = "interpolated"
-_VERSION = 11
+_VERSION = 12
 # Copies have one direction only.
 _ONCE = Direction.FORWARD.value
 
@@ -97,7 +98,7 @@ class Profile:
         fallback: asked for operators that were never measured.
         entries: measurements by key.
         refused: why some tasks cannot be measured, by key.
-        worked, waited: seconds of ranks that did the same and met where programs do, and of their waits.
+        meetings: of ranks that did the same and met where programs do.
     """
 
     device: str
@@ -105,8 +106,7 @@ class Profile:
     fallback: KernelTimes
     entries: dict[str, Measured] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    worked: float = 0.0
-    waited: float = 0.0
+    meetings: Meetings = field(default_factory=dict)
     _by_op: dict[str, list[Measured]] = field(default_factory=dict, repr=False)
 
     def add(self, key: str, measured: Measured) -> None:
@@ -116,9 +116,9 @@ class Profile:
         self.entries[key] = measured
         self._by_op.setdefault(measured.op, []).append(measured)
 
-    def lateness(self) -> float:
-        """Return by which part ranks that meet are late: equal work never takes equally long."""
-        return self.waited / self.worked if self.worked else 0.0
+    def lateness(self) -> Points:
+        """Return by which part of what they did ranks that meet are late, over the seconds of that."""
+        return lateness(self.meetings)
 
     def updates(self) -> tuple[Points, float]:
         """Return how long updates of parameters of some sizes take, and how much shorter they are alone."""
@@ -223,7 +223,7 @@ class Profile:
             "version": _VERSION,
             "device": self.device,
             "threads": self.threads,
-            "together": [self.worked, self.waited],
+            "meetings": {str(length): list(met) for length, met in self.meetings.items()},
             "entries": entries,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -240,7 +240,7 @@ class Profile:
         content = json.loads(path.read_text())
         same = (content.get("version"), content.get("device"), content.get("threads"))
         if same == (_VERSION, device, threads):
-            profile.worked, profile.waited = content["together"]
+            profile.meetings = {int(length): Met(*met) for length, met in content["meetings"].items()}
             for key, values in content["entries"].items():
                 profile.add(key, Measured(*values))
         return profile
@@ -276,7 +276,7 @@ def moved(
 def renewed(before: Profile, after: Profile) -> Profile:
     """Return a profile with the times of a later one, and all else that is known from an earlier one."""
     result = Profile(before.device, before.threads, before.fallback, refused=dict(before.refused))
-    result.worked, result.waited = after.worked, after.waited
+    result.meetings = dict(after.meetings)
     for key, first in before.entries.items():
         second = after.entries.get(key, first)
         result.add(key, replace(first, seconds={**first.seconds, **second.seconds}, spread=second.spread))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardwise.oracle.lateness import add_meetings, typical_meetings
 from shardwise.oracle.moves import Move
 from shardwise.oracle.profile import Profile, measured, moved
 from shardwise.program import Regrid, StageProgram
@@ -91,9 +92,7 @@ def collect(profile: Profile, chains: Sequence[Chain], found: Sequence[Sequence[
             elif crowded and not known.crowded:
                 # A computation that is measured already keeps its time: predictions do not change by asking.
                 profile.add(key, replace(known, crowded=crowded))
-        if all(result.waited for result in results):
-            profile.worked += fmean(result.worked for result in results)
-            profile.waited += fmean(result.waited for result in results)
+        add_meetings(profile.meetings, typical_meetings([result.rounds for result in results]))
 
 
 def _add(
@@ -174,7 +173,7 @@ def _time_group(
         for timer in visited:
             timer.crowded(crowd, _CROWDED)
     agreed(0.0)
-    return [timer.result() if busy else Result({}, {}, {}, 0.0, 0.0) for timer in timers]
+    return [timer.result() if busy else Result({}, {}, {}) for timer in timers]
 
 
 def in_turn(timers: Sequence[Timer], rank: int) -> list[Timer]:

@@ -58,6 +58,7 @@ class _Item:
     run: Callable[..., Any]
     back: Callable[..., Any] | None = None
     back_key: str = ""
+    refused: bool = False
 
 
 class Replay:
@@ -73,8 +74,10 @@ class Replay:
     ) -> None:
         self.chain, self.rank, self.overhead, self.order = chain, chain.rank, overhead, order
         self.pace: Pace | Crowd | None = pace
-        # The seconds of all that was timed, and of the waits for other ranks between.
-        self.worked = self.waited = 0.0
+        # The seconds of all that was timed, and of the waits for other ranks between; each of these behind
+        # what was done since the one before.
+        self.worked = self.waited = self._met = 0.0
+        self.meetings: list[tuple[float, float]] = []
         self.refused: dict[str, str] = {}
         self.tensors = stored(chain)
         order.settle(chain.ops, self.tensors, chain.program.width)
@@ -117,15 +120,15 @@ class Replay:
     def prepare(self) -> None:
         """Go through the chain once, untimed; leave out what rejects made-up operands."""
         slots: dict[str, Tensor] = {}
-        good = []
         for item in self.items:
             try:
                 self._forward(item, slots, {})
-                good.append(item)
             except (RuntimeError, ValueError, TypeError, LookupError) as error:
+                # Ranks still meet there: the others may not have refused it.
+                item.refused = True
                 self.refused[item.key] = f"{type(error).__name__}: {error}"
-        self.items = good
-        self.last = {slot: i for i, item in enumerate(good) for slot in _slots(item.op)}
+        good = [(i, item) for i, item in enumerate(self.items) if not item.refused]
+        self.last = {slot: i for i, item in good for slot in _slots(item.op)}
         for held in self.chain.program.departures.values():
             self.last.pop(held.slot, None)
         del slots
@@ -139,8 +142,15 @@ class Replay:
             tensor.grad = None
         slots: dict[str, Tensor] = {}
         tape: list[Any] = []
+        together = not self.chain.is_lone
+        if together:
+            # All ranks know the loss of a step before the next one begins.
+            self._meet()
         for i, item in enumerate(self.items):
             self._meet(item)
+            if item.refused:
+                tape.append(None)
+                continue
             with self._mark("F", item):
                 tape.append(self._forward(item, slots, times))
             for slot in _slots(item.op):
@@ -150,8 +160,14 @@ class Replay:
         del slots
         for item in reversed(self.items):
             self._meet(item)
-            with self._mark("B", item):
-                self._backward(item, tape.pop(), grads, times)
+            saved = tape.pop()
+            if not item.refused:
+                with self._mark("B", item):
+                    self._backward(item, saved, grads, times)
+            del saved
+        if together:
+            # And sums of gradients, if there are any, are complete when all ranks are behind it.
+            self._meet()
         self._accumulate(times)
         self._update(times)
 
@@ -256,10 +272,13 @@ class Replay:
     def _seed(self, shape: Sequence[int], dtype: Any) -> Tensor:
         return self.order.arranged(seed(shape, dtype))
 
-    def _meet(self, item: _Item) -> None:
+    def _meet(self, item: _Item | None = None) -> None:
         """Wait for the other ranks where the program does."""
-        if self.pace is not None and not isinstance(item.op, Compute):
-            self.waited += self.pace.meet()
+        if self.pace is not None and not (item is not None and isinstance(item.op, Compute)):
+            seconds = self.pace.meet()
+            self.waited += seconds
+            self.meetings.append((self.worked - self._met, seconds))
+            self._met = self.worked
 
     def _note(self, times: Times, key: str, direction: str, seconds: float) -> None:
         self.worked += seconds
@@ -342,7 +361,9 @@ class Replay:
         shares: dict[str, float] = {}
         for item in self.items:
             op = item.op
-            if not isinstance(op, Compute) or op.layer.kind not in WEIGHTED or item.key in shares:
+            if item.refused or not isinstance(op, Compute) or op.layer.kind not in WEIGHTED:
+                continue
+            if item.key in shares:
                 continue
             pairs = list(zip(op.layer.operands, op.reads, strict=True))
             wanted = {operand.origin for operand, held in pairs if held.grad}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwise.oracle.kernels import Direction
+from shardwise.oracle.lateness import Meetings, by_length
 from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.clock import spread
 from shardwise.runtime.calibrate.pace import Crowd, Pace
@@ -41,14 +42,13 @@ class Result:
         found: by computation and direction.
         refused: why some could not be measured.
         room: bytes that each allocates at its fullest moment.
-        worked, waited: seconds of computations, and of waits for the other ranks, in all rounds.
+        rounds: how the rank met the others in each of them.
     """
 
     found: Found
     refused: dict[str, str]
     room: dict[tuple[str, str], float]
-    worked: float
-    waited: float
+    rounds: tuple[Meetings, ...] = ()
 
 
 class Timer:
@@ -64,7 +64,7 @@ class Timer:
         self.lonely: Times = {}
         self.squeezed: Times = {}
         self.squeezed_waits: list[float] = []
-        self.waited = 0.0
+        self.rounds: list[Meetings] = []
         # The first rounds prepare kernels and buffers.
         self.replay.prepare()
 
@@ -75,9 +75,9 @@ class Timer:
 
     def round(self) -> None:
         """Go through the chain together with the other ranks."""
-        replay, before = self.replay, self.replay.waited
+        self.replay.meetings.clear()
         self.totals.append(self._total(self.times))
-        self.waited += replay.waited - before
+        self.rounds.append(by_length(self.replay.meetings))
 
     def alone(self, rounds: int) -> None:
         """Go through the chain some times while nobody else does."""
@@ -123,7 +123,7 @@ class Timer:
                 if share:
                     found.setdefault(key, {})[name.value] = timing.part(share)
         taken = self.replay.room() if room else {}
-        return Result(found, self.replay.refused, taken, sum(self.totals), self.waited)
+        return Result(found, self.replay.refused, taken, tuple(self.rounds))
 
     def _timing(self, what: tuple[str, str], values: Sequence[float], more: float, waits: float) -> Timing:
         usual = statistics.median(values)
