@@ -160,7 +160,12 @@ def test_kernels_of_a_program_are_measured_on_busy_ranks():
     times = {key: entry.seconds for key, entry in profile.entries.items()}
     assert not any(entry.crowded for entry in profile.entries.values())
     assert profile_kernels(profile, [program], seconds=5.0, ranks=2, crowd=4) == []
-    assert {key: entry.seconds for key, entry in profile.entries.items()} == times
+    assert {key: profile.entries[key].seconds for key in times} == times
+    # Sums of gradients were timed in turn with them, by as many ranks as computed and by all.
+    for ranks in (2, 4):
+        ((small, few), (large, many)) = profile.sums()["gloo", ranks]
+        assert small < large
+        assert 0 < few < many
     factors = [factor for entry in profile.entries.values() for factor in entry.crowded.values()]
     assert len(factors) >= len(times)
     assert all(1.0 <= factor < 1000.0 for factor in factors)

@@ -1,5 +1,7 @@
 """Networks that were measured with several numbers of ranks on a node."""
 
+import dataclasses
+
 import pytest
 
 from shardwise.machine import Collective, Device, Link, Machine, Node, Tier
@@ -59,3 +61,31 @@ def test_sums_between_many_nodes_are_no_cheaper_for_the_number_of_ranks():
 def test_a_crowd_survives_the_file(tmp_path):
     crowded().save(tmp_path / "here.toml")
     assert Machine.load(tmp_path / "here.toml") == crowded()
+
+
+def test_large_sums_that_were_timed_with_computations_count_for_as_many_ranks_over_the_same_transport():
+    slow = Collective("all_reduces", 2, Link(0.0, 1.0, ((8.0, 1.0), (2e6, 5.0), (2e7, 9.0))))
+    before = crowded()
+    first, *others = before.tiers
+    before = before.replace(tiers=(dataclasses.replace(first, collectives=(slow,)), *others))
+    after = before.summing({("mpi4py", 2): ((2e6, 2.0), (2e7, 4.0)), ("mpi4py", 8): ((2e6, 7.0),)})
+
+    def seconds(machine, nbytes, crowd=2):
+        tier = machine.with_crowd(crowd).tier((0, 1))
+        return tier.collective_seconds("all_reduces", 2, nbytes)
+
+    # Smaller ones are as they were, and so is what other ranks and transports need.
+    assert [seconds(after, n) for n in (8.0, 2e6, 2e7)] == [1.0, 2.0, 4.0]
+    assert seconds(after, 2e7, crowd=4) == seconds(before, 2e7, crowd=4)
+    assert after.with_transport("gloo").network == before.with_transport("gloo").network
+    assert before.summing({}) is before
+
+
+def test_updates_that_were_timed_with_computations_count_for_large_parameters():
+    before = crowded()
+    known = Link(1.0, 1.0, ((256.0, 1.0), (2e6, 3.0)))
+    before = before.replace(device=before.device.updating(known.table, 1.0))
+    after = before.updating(((1e6, 1.5), (4e6, 6.0)), 1.25)
+    assert after.device.update_seconds([256, 1e6, 4e6]) == 1.0 + 1.5 + 6.0
+    assert after.device.update_alone_speedup == 1.25
+    assert before.updating((), 1.0) is before

@@ -65,6 +65,9 @@ class Fixed:
     def updates(self):
         return (), 1.0
 
+    def sums(self):
+        return {}
+
     def moving(self, move):
         return Estimate(0.0)
 

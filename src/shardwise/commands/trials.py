@@ -165,7 +165,7 @@ def run_memory(trial: Any) -> tuple[int, int] | str:
     return measure_peak(step).bytes + buffers(), high
 
 
-def run_times(arguments: Any) -> tuple[list[list[float]], list[Any] | None]:
+def run_times(arguments: Any) -> tuple[list[list[float]], Any]:
     """Be one rank: return the seconds of every step of some trials, taken in turn, and of some chains.
 
     Every timed step follows one of the same trial.

@@ -75,9 +75,7 @@ class Device:
 
     def updating(self, points: Points, alone: float) -> Device:
         """Return a device that updates parameters of these sizes in these seconds, smaller ones as before."""
-        known = self.update.table if self.update is not None else ()
-        table = (*(point for point in known if point[0] < points[0][0]), *points)
-        link = Link(table[0][1], max(n / seconds for n, seconds in table), table)
+        link = Link.measured(self.update, points)
         return dataclasses.replace(
             self,
             update_bytes_per_second=link.bytes_per_second,
@@ -179,6 +177,19 @@ class Machine:
         if not points:
             return self
         return dataclasses.replace(self, device=self.device.updating(points, alone))
+
+    def summing(self, known: Mapping[tuple[str, int], Points]) -> Machine:
+        """Return a machine that adds gradients of these sizes up in these seconds, smaller ones as before.
+
+        Args:
+            known: sizes and seconds, by transport and how many ranks of a node did so.
+        """
+        # Of tiers that were measured alike the first is that of neighbours.
+        open_, tiers = dict(known), []
+        for tier in self.tiers:
+            points = open_.pop((tier.transport, tier.crowd), None)
+            tiers.append(tier if points is None else tier.summing(tier.crowd, points))
+        return dataclasses.replace(self, tiers=tuple(tiers)) if known else self
 
     def with_crowd(self, ranks: int) -> Machine:
         """Return the machine with the network figures for so many ranks that share a node."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Callable
@@ -41,6 +42,13 @@ class Link:
         i = min(bisect_right(table, (nbytes, math.inf)), len(table) - 1)
         (x0, y0), (x1, y1) = table[i - 1], table[i]
         return y0 + max(0.0, y1 - y0) * (nbytes - x0) / (x1 - x0)
+
+    @staticmethod
+    def measured(before: Link | None, points: Points) -> Link:
+        """Return a link from measurements, with what was known before of smaller messages."""
+        known = before.table if before is not None else ()
+        table = (*(point for point in known if point[0] < points[0][0]), *points)
+        return Link(table[0][1], max(nbytes / seconds for nbytes, seconds in table), table)
 
     def scaled(self, factor: float) -> Link:
         """Return a link on which everything takes so many times as long."""
@@ -110,6 +118,14 @@ class Tier:
             if collective.name not in COLLECTIVES:
                 known = ", ".join(COLLECTIVES)
                 raise MachineError(f"tiers.{self.name}.collectives", f"{collective.name!r} found", known)
+
+    def summing(self, ranks: int, points: Points) -> Tier:
+        """Return a tier on which so many ranks add up gradients of these sizes in these seconds."""
+        name = "all_reduces"
+        before = next((c.link for c in self.collectives if (c.name, c.ranks) == (name, ranks)), None)
+        others = tuple(c for c in self.collectives if (c.name, c.ranks) != (name, ranks))
+        found = Collective(name, ranks, Link.measured(before, points))
+        return dataclasses.replace(self, collectives=(*others, found))
 
     def slowdown(self, flows: int) -> float:
         """Return how much longer a transfer takes when so many flows leave a node at once."""

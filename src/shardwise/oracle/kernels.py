@@ -138,6 +138,9 @@ class KernelTimes(Protocol):
     def updates(self) -> tuple[Points, float]:
         """Return how long updates of parameters of some sizes take, and how much shorter each is alone."""
 
+    def sums(self) -> dict[tuple[str, int], Points]:
+        """Return how long sums of gradients of some sizes take, by transport and number of ranks."""
+
     def fields(self) -> Iterable[str]:
         """Return the machine's fields that the answers so far came from."""
 
@@ -225,6 +228,10 @@ class Roofline:
     def updates(self) -> tuple[Points, float]:
         """Return nothing: the device says so itself."""
         return (), 1.0
+
+    def sums(self) -> dict[tuple[str, int], Points]:
+        """Return nothing: the network says so itself."""
+        return {}
 
     def fields(self) -> tuple[str, ...]:
         """Return the machine's fields that the answers so far came from."""

@@ -50,6 +50,10 @@ class Memo:
         """Return how long updates of parameters take, where that was measured with the computations."""
         return self.kernels.updates()
 
+    def sums(self) -> dict[tuple[str, int], Points]:
+        """Return how long sums of gradients take, where that was measured with the computations."""
+        return self.kernels.sums()
+
     def fields(self) -> tuple[str, ...]:
         """Return the machine's fields that the answers so far came from."""
         return tuple(self.kernels.fields())

@@ -10,7 +10,7 @@ from functools import cached_property
 from shardwise.geometry import Box
 from shardwise.program import Op, Regrid
 
-REGRID, SUM, UPDATE = "regrid", "sum", "update"
+REGRID, SUM, UPDATE, REDUCE = "regrid", "sum", "update", "reduce"
 # Of smaller parameters updates are mostly software, which is calibrated.
 SMALLEST_UPDATE = 256 << 10
 
@@ -20,9 +20,9 @@ class Move:
     """Copies or additions of one rank.
 
     Args:
-        kind: `regrid` (packing, unpacking, copying what stays), `sum` (adding one tensor to another) or
-            `update` (of a parameter by the optimizer).
-        nbytes: what is read and written; of an update the parameter's own.
+        kind: `regrid` (packing, unpacking, copying what stays), `sum` (adding one tensor to another),
+            `update` (of a parameter by the optimizer) or `reduce` (adding up gradients of several ranks).
+        nbytes: what is read and written; of an update the parameter's own, of gradients one rank's.
         touches: words, and boxes or shapes of what is touched.
         shape, dtype: of a sum.
     """
@@ -76,6 +76,11 @@ def update_of(shape: Sequence[int], dtype: str, itemsize: int) -> Move | None:
     """Return the update of a parameter; None if it is too small to be told from software."""
     nbytes = itemsize * math.prod(shape)
     return Move(UPDATE, nbytes, (dtype, str(nbytes))) if nbytes >= SMALLEST_UPDATE else None
+
+
+def reduction_of(transport: str, ranks: int, nbytes: int) -> Move:
+    """Return the sum of gradients of so many ranks, one of many."""
+    return Move(REDUCE, nbytes, (transport, str(ranks), str(nbytes)))
 
 
 def joins(ops: Sequence[Op], departures: set[str]) -> list[tuple[int, ...]]:

@@ -50,7 +50,7 @@ class Oracle:
         self.graph, self.asked, self.optimizer_slots = graph, machine, optimizer_slots
         self.kernels = kernels if isinstance(kernels, Memo) else Memo(kernels or Roofline(machine.device))
         # What was measured with the computations is of the same moment as they are.
-        self.machine = machine.updating(*self.kernels.updates())
+        self.machine = machine.updating(*self.kernels.updates()).summing(self.kernels.sums())
         self._graphs: dict[int, Graph] = {graph.batch: graph}
         self._steps: OrderedDict[tuple[Plan, int], Lowered] = OrderedDict()
         self._programs: dict[tuple[object, ...], StageProgram] = {}

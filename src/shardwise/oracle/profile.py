@@ -17,7 +17,7 @@ from shardwise.graph import Source
 from shardwise.machine.curve import Points
 from shardwise.oracle.kernels import WEIGHTED, Direction, Estimate, KernelTimes, Roofline, Task
 from shardwise.oracle.lateness import Meetings, Met, lateness
-from shardwise.oracle.moves import UPDATE, Move
+from shardwise.oracle.moves import REDUCE, UPDATE, Move
 
 INTERPOLATED = "interpolated"
 _VERSION = 12
@@ -127,6 +127,15 @@ class Profile:
         together = sum(seconds for _, seconds in points)
         alone = sum(m.seconds[_ONCE] / m.alone.get(_ONCE, 1.0) for m in known.values())
         return points, together / alone if alone else 1.0
+
+    def sums(self) -> dict[tuple[str, int], Points]:
+        """Return how long sums of gradients of some sizes take, by transport and number of ranks."""
+        found: dict[tuple[str, int], Points] = {}
+        for m in sorted(self._by_op.get(REDUCE, ()), key=lambda m: m.nbytes[_ONCE]):
+            transport, _, ranks = m.family.partition(" ")
+            where = (transport, int(ranks))
+            found[where] = (*found.get(where, ()), (m.nbytes[_ONCE], m.seconds[_ONCE]))
+        return found
 
     def knows(self, key: str, crowded: bool = False) -> bool:
         """Tell whether a computation was measured, on crowded cores too if so asked, or cannot be."""
@@ -270,7 +279,10 @@ def moved(
 ) -> Measured:
     """Put the time of copies together with their bytes, for later scaling."""
     sizes = ({_ONCE: 0.0}, {_ONCE: move.nbytes})
-    return Measured(move.kind, seconds, spread, *sizes, alone=alone or {}, crowded=crowded or {})
+    among = " ".join(map(str, move.touches[:2])) if move.kind == REDUCE else ""
+    return Measured(
+        move.kind, seconds, spread, *sizes, family=among, alone=alone or {}, crowded=crowded or {}
+    )
 
 
 def renewed(before: Profile, after: Profile) -> Profile:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardwise.oracle.kernels import Direction
 from shardwise.oracle.lateness import add_meetings, typical_meetings
 from shardwise.oracle.moves import Move
 from shardwise.oracle.profile import Profile, measured, moved
@@ -19,7 +20,8 @@ from shardwise.runtime.calibrate.chains import Chain, chains_of, sharing
 from shardwise.runtime.calibrate.job import measure
 from shardwise.runtime.calibrate.overheads import call_overhead
 from shardwise.runtime.calibrate.pace import Crowd, Pace
-from shardwise.runtime.calibrate.timer import Result, Timer, Timing
+from shardwise.runtime.calibrate.sums import Sums, shared_by
+from shardwise.runtime.calibrate.timer import Findings, Result, Timer, Timing
 from shardwise.runtime.calibrate.values import Weights
 from shardwise.runtime.doctor import memory_bytes
 from shardwise.runtime.order import Order, order_of
@@ -28,6 +30,7 @@ from shardwise.runtime.wire import wire_of
 
 # Visits to each chain, of two timed rounds each; rounds of one rank alone, and of a crowd.
 _FEWEST, _MOST, _ALONE, _CROWDED = 1, 8, 3, 5
+_ONCE = Direction.FORWARD.value
 # So many ranks per core stand for all larger crowds.
 _CROWD = 4
 # The part of the node's memory that weights of all ranks may fill between two visits.
@@ -52,7 +55,7 @@ def profile_kernels(
         ranks: processes that measure the same at once; default one per core.
         crowd: how many of them will share the cores; with more than measure at once, what computations
             take of a core then is measured too.
-        transport: over which ranks that share cores meet; all others meet in memory.
+        transport: over which gradients are summed, and ranks meet that share cores; others meet in memory.
     """
     size = ranks or cores()
     crowded = crowd > size
@@ -65,7 +68,7 @@ def profile_kernels(
         function,
         (chains, seconds, size),
         size=min(crowd, _CROWD * size) if crowded else size,
-        transport=transport if crowded else "gloo",
+        transport=transport,
         seconds=seconds,
         threads=profile.threads,
     )
@@ -73,9 +76,12 @@ def profile_kernels(
     return [key for chain in chains for key in list(chain.keys()) if not profile.knows(key, crowded)]
 
 
-def collect(profile: Profile, chains: Sequence[Chain], found: Sequence[Sequence[Result]]) -> None:
+def collect(profile: Profile, chains: Sequence[Chain], found: Sequence[Findings]) -> None:
     """Add what all ranks found about some chains to a profile."""
-    for chain, *results in zip(chains, *found, strict=False):
+    for move, seconds in found[0].sums.items():
+        if move.key not in profile.entries:
+            profile.add(move.key, moved(move, {_ONCE: seconds}, {_ONCE: 0.0}))
+    for chain, *results in zip(chains, *(rank.chains for rank in found), strict=False):
         keys = chain.keys()
         profile.refused.update(results[0].refused)
         room: dict[str, dict[str, float]] = {}
@@ -116,7 +122,7 @@ def _add(
         profile.add(key, measured(what, seconds, wide, room, alone, crowded))
 
 
-def time_chains(arguments: Any) -> list[Result]:
+def time_chains(arguments: Any) -> Findings:
     """Be one rank: run every chain while the other ranks run the same one, until the time is up.
 
     Only the first ranks do so at first, one for each core; those beyond join them in a crowd at last.
@@ -127,6 +133,7 @@ def time_chains(arguments: Any) -> list[Result]:
     size = dist.get_world_size() if dist.is_initialized() else 1
     overhead, pace = call_overhead(), Pace(min(busy, size))
     crowd = Crowd() if size > busy else None
+    sums = [Sums(min(busy, size)), *([Sums(shared_by(size))] if crowd is not None else [])]
     layers = [op.layer for chain in chains for op in chain.ops if not isinstance(op, Regrid)]
     order = order_of("auto", layers, torch.device("cpu"), pace.rank, agreed)
     for group in sharing(chains, _STORED * memory_bytes() / size):
@@ -134,8 +141,8 @@ def time_chains(arguments: Any) -> list[Result]:
         if results and left <= 0:
             break
         share = left * len(group) / (len(chains) - group[0])
-        results += _time_group([chains[i] for i in group], share, overhead, pace, crowd, order)
-    return results
+        results += _time_group([chains[i] for i in group], share, overhead, pace, crowd, order, sums)
+    return Findings(results, {move: seconds for found in sums for move, seconds in found.seconds().items()})
 
 
 def agreed(seconds: float) -> float:
@@ -149,7 +156,13 @@ def agreed(seconds: float) -> float:
 
 
 def _time_group(
-    chains: Sequence[Chain], seconds: float, overhead: float, pace: Pace, crowd: Crowd | None, order: Order
+    chains: Sequence[Chain],
+    seconds: float,
+    overhead: float,
+    pace: Pace,
+    crowd: Crowd | None,
+    order: Order,
+    sums: Sequence[Sums],
 ) -> list[Result]:
     """Time some chains in turn: how fast the machine is wavers, and all of them shall meet the same."""
     weights = Weights()
@@ -158,11 +171,11 @@ def _time_group(
     agreed(0.0)
     busy, start = pace.rank < pace.size, time.perf_counter()
     if busy:
-        _visit(visited)
+        _visit(visited, sums[0])
     once = time.perf_counter() - start
     for _ in range(int(agreed(min(_MOST, max(_FEWEST, seconds / max(once, 1e-6))))) - 1):
         if busy:
-            _visit(visited)
+            _visit(visited, sums[0])
     if pace.rank == 0:
         for timer in timers:
             timer.alone(_ALONE)
@@ -172,6 +185,7 @@ def _time_group(
     if crowd is not None:
         for timer in visited:
             timer.crowded(crowd, _CROWDED)
+            sums[-1].visit()
     agreed(0.0)
     return [timer.result() if busy else Result({}, {}, {}) for timer in timers]
 
@@ -188,7 +202,8 @@ def in_turn(timers: Sequence[Timer], rank: int) -> list[Timer]:
     return [*alike, *lone[first:], *lone[:first]]
 
 
-def _visit(timers: Sequence[Timer]) -> None:
+def _visit(timers: Sequence[Timer], sums: Sums) -> None:
     for timer in timers:
         timer.again()
         timer.round()
+    sums.visit()

@@ -239,6 +239,10 @@ def _all_reduce(bench: Bench, nbytes: int) -> Run:
 
 
 def _all_reduces(bench: Bench, nbytes: int) -> Run:
+    return sums_in_turn(bench.sums, nbytes)
+
+
+def sums_in_turn(wire: Wire, nbytes: int) -> Run:
     """Sum several tensors, two at a time, as gradients are; return the time of one."""
     count = max(_MANY, _BEYOND_CACHE // nbytes if nbytes >= _LARGE else 0)
     tensors = itertools.cycle([_buffer(nbytes) for _ in range(count)])
@@ -249,7 +253,7 @@ def _all_reduces(bench: Bench, nbytes: int) -> Run:
         for _ in range(_MANY):
             if len(flying) == 2:
                 flying.popleft().wait()
-            flying.append(bench.sums.start_all_reduce(next(tensors), "gradients"))
+            flying.append(wire.start_all_reduce(next(tensors), "gradients"))
         while flying:
             flying.popleft().wait()
         return (time.perf_counter() - start) / _MANY

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from shardwise.oracle.kernels import Direction
 from shardwise.oracle.lateness import Meetings, by_length
+from shardwise.oracle.moves import Move
 from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.clock import spread
 from shardwise.runtime.calibrate.pace import Crowd, Pace
@@ -49,6 +50,13 @@ class Result:
     refused: dict[str, str]
     room: dict[tuple[str, str], float]
     rounds: tuple[Meetings, ...] = ()
+
+
+class Findings(NamedTuple):
+    """What one rank found out about some chains, and the seconds of sums of gradients meanwhile."""
+
+    chains: list[Result]
+    sums: dict[Move, float]
 
 
 class Timer:

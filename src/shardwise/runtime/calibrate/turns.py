@@ -12,7 +12,8 @@ from shardwise.runtime.calibrate.chains import Chain
 from shardwise.runtime.calibrate.kernels import agreed, in_turn
 from shardwise.runtime.calibrate.overheads import call_overhead
 from shardwise.runtime.calibrate.pace import Pace
-from shardwise.runtime.calibrate.timer import Result, Timer
+from shardwise.runtime.calibrate.sums import Sums, shared_by
+from shardwise.runtime.calibrate.timer import Findings, Timer
 from shardwise.runtime.calibrate.values import Weights
 from shardwise.runtime.order import order_of
 from shardwise.runtime.poller import cores
@@ -32,6 +33,7 @@ class Turns:
         weights = Weights()
         timers = [Timer(c, overhead, pace, order, weights) for c in chains] if pace and self.works else []
         self.timers, self.visited = timers, in_turn(timers, dist.get_rank())
+        self.sums = Sums(shared_by(dist.get_world_size()))
         # As steps wait: who has no core must not take one from those that compute.
         self.wire = wire_of(dist.group.WORLD, range(dist.get_world_size()))
         self._meet()
@@ -42,10 +44,13 @@ class Turns:
         for timer in self.visited:
             timer.again()
         self._meet()
+        self.sums.visit()
 
     def _meet(self) -> None:
         self.wire.all_reduce(torch.zeros(1))
 
-    def results(self) -> list[Result] | None:
+    def results(self) -> Findings | None:
         """Return what was found; None on a rank that waited."""
-        return [timer.result(room=False) for timer in self.timers] if self.works else None
+        if not self.works:
+            return None
+        return Findings([timer.result(room=False) for timer in self.timers], self.sums.seconds())
