@@ -6,6 +6,8 @@
     python benchmarks/oracle/accuracy.py --unseen                  two networks that were never looked at
     python benchmarks/oracle/accuracy.py --no-memory               times only, which want quiet cores
     python benchmarks/oracle/accuracy.py --weigh                   the memory of rows that have times only
+    python benchmarks/oracle/accuracy.py --keep DIR                keep what predictions were made from, too
+    python benchmarks/oracle/accuracy.py --reprice --keep DIR      predict that once more, with other code
 
 Every network is calibrated for, measured and written to the folder on its own, so that a run can be ended
 and taken up again; the table is made of all that is there.
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise import search
-from shardwise.commands.accuracy import Row, accuracy, report, rows_of, tiled
+from shardwise.commands.accuracy import Row, accuracy, report, repriced, rows_of, tiled
 from shardwise.commands.subject import build_model, training_graph
 from shardwise.commands.trials import Subject, Trial, measure_memory
 from shardwise.commands.validate import PLANS, SIZES, subjects
@@ -48,11 +50,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "result.md")
     parser.add_argument("--no-memory", action="store_true", help="times only: no fresh process per plan")
     parser.add_argument("--weigh", action="store_true", help="measure the memory of rows that lack it")
+    parser.add_argument("--keep", type=Path, help="folder for the machine and the times of computations")
+    parser.add_argument("--reprice", action="store_true", help="predict rows anew from what was kept")
     parser.add_argument("--only-table", action="store_true", help="measure nothing")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.weigh:
         weigh(options)
+    elif options.reprice:
+        reprice(options)
     elif not options.only_table:
         measure(options)
     options.output.write_text(table(options.folder))
@@ -71,7 +77,12 @@ def measure(options: argparse.Namespace) -> None:
         counts = [int(count) for count in options.search_ranks.split(",") if count]
         searched = best_plans(subject, machine, counts, options.profile_seconds / 4)
         plans = [*(str(Plan.parse(tiled(plan, subject))) for plan in PLANS), *searched.values()]
-        rows, refused = rows_of([subject], plans, machine, options.repeats, options.profile_seconds, memory)
+        keep = None if options.keep is None else options.keep / options.transport
+        if keep is not None:
+            machine.save(_machine_file(keep, subject))
+        rows, refused = rows_of(
+            [subject], plans, machine, options.repeats, options.profile_seconds, memory, keep
+        )
         found = report(rows, refused) | {
             "searched": searched,
             "transport": options.transport,
@@ -92,6 +103,23 @@ def best_plans(subject: Subject, machine: Machine, counts: list[int], seconds: f
         ranks: str(search(graph, machine, ranks, profile_seconds=seconds, keep=1, all_ranks=True)[0].plan)
         for ranks in counts
     }
+
+
+def _machine_file(folder: Path, subject: Subject) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{subject.name}-machine.toml"
+
+
+def reprice(options: argparse.Namespace) -> None:
+    """Predict the rows in the folder anew, from the computations that were timed for them."""
+    for path in sorted(options.folder.glob(f"{options.transport}-*.json")):
+        found = json.loads(path.read_text())
+        rows = [Row(**row) for row in found["rows"]]
+        subject = Subject(rows[0].model, tuple(found["shape"]), found["batch"])
+        file = _machine_file(options.keep / options.transport, subject)
+        if file.exists():
+            rows = repriced(rows, subject, Machine.load(file), file.parent)
+            path.write_text(json.dumps(found | report(rows, found["refused"]), indent=1))
 
 
 def weigh(options: argparse.Namespace) -> None:

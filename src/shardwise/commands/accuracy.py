@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwise.commands.subject import build_model, training_graph
@@ -16,6 +17,7 @@ from shardwise.plan import Plan, PlanError
 if TYPE_CHECKING:
     from shardwise.graph import Graph
     from shardwise.machine import Machine
+    from shardwise.oracle.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,53 @@ def rows_of(
     repeats: int,
     profile_seconds: float,
     memory: bool = True,
+    keep: Path | None = None,
 ) -> tuple[list[Row], list[dict[str, str]]]:
-    """Predict and measure every network under every plan; return the rows and what was refused."""
+    """Predict and measure every network under every plan; return the rows and what was refused.
+
+    The times of computations are written into the folder `keep`, if there is one, for `repriced`.
+    """
     refused: list[dict[str, str]] = []
     parts = [(subject, *_good(subject, plans, refused)) for subject in subjects]
     share = profile_seconds / max(1, sum(len(by_ranks) for _, _, by_ranks in parts))
     rows = []
     for subject, graph, by_ranks in parts:
         for ranks, texts in sorted(by_ranks.items()):
-            rows += _measured(subject, graph, texts, ranks, machine, repeats, share, memory, refused)
+            found, *profiles = _measured(
+                subject, graph, texts, ranks, machine, repeats, share, memory, refused
+            )
+            rows += found
+            if keep is not None:
+                for profile, path in zip(profiles, kept(keep, subject, ranks), strict=True):
+                    profile.save(path)
     return rows, refused
+
+
+def kept(folder: Path, subject: Subject, ranks: int) -> tuple[Path, Path]:
+    """Return where the times of computations before steps, and in turn with them, are written."""
+    before, meanwhile = (folder / f"{subject.name}-{ranks}-{when}.json" for when in ("before", "meanwhile"))
+    return before, meanwhile
+
+
+def repriced(rows: Sequence[Row], subject: Subject, machine: Machine, folder: Path) -> list[Row]:
+    """Return rows with the steps that are predicted now from what was measured when they were made."""
+    from shardwise.oracle import Oracle
+    from shardwise.oracle.kernels import Roofline
+    from shardwise.oracle.profile import Profile
+
+    graph, device = training_graph(build_model(subject.name), subject.shape, subject.batch), machine.device
+    oracles: dict[int, list[Oracle]] = {}
+    result = []
+    for row in rows:
+        if row.ranks not in oracles:
+            profiles = [
+                Profile.load(path, device.name, device.threads, Roofline(device))
+                for path in kept(folder, subject, row.ranks)
+            ]
+            oracles[row.ranks] = [Oracle(graph, machine, profile) for profile in profiles]
+        seconds = [oracle.seconds(Plan.parse(row.plan), subject.batch) for oracle in oracles[row.ranks]]
+        result.append(replace(row, predicted_seconds=seconds[0], meanwhile_seconds=seconds[1]))
+    return result
 
 
 def _good(
@@ -94,8 +133,11 @@ def _measured(
     seconds: float,
     memory: bool,
     refused: list[dict[str, str]],
-) -> list[Row]:
-    """Time the computations, predict, and train, with the computations in turn once more."""
+) -> tuple[list[Row], Profile, Profile]:
+    """Time the computations, predict, and train, with the computations in turn once more.
+
+    Return the rows, and the times of the computations before the steps and in turn with them.
+    """
     from shardwise.oracle import Oracle
     from shardwise.oracle.profile import drift, renewed
     from shardwise.runtime.calibrate.chains import Chain, chains_of
@@ -117,7 +159,8 @@ def _measured(
     meanwhile = empty_profile(machine)
     for replayed, results in timed:
         collect(meanwhile, replayed, results)
-    later = Oracle(graph, machine, renewed(before, meanwhile))
+    after = renewed(before, meanwhile)
+    later = Oracle(graph, machine, after)
     rows = []
     for text, p, found in zip(texts, predicted, measured, strict=True):
         if isinstance(found, str):
@@ -140,7 +183,7 @@ def _measured(
                 drift(before, meanwhile),
             )
         )
-    return rows
+    return rows, before, after
 
 
 def accuracy(predicted: float, measured: float) -> float:
