@@ -27,6 +27,7 @@ from shardwise.runtime.calibrate.timer import interruptions, share_of_waits
 from shardwise.runtime.calibrate.updates import update_link
 from shardwise.runtime.calibrate.values import stored
 from shardwise.runtime.in_place import rectify
+from shardwise.runtime.poller import cores
 from shardwise.runtime.stage import BoundStage
 from shardwise.runtime.wire import LoneWire, Wires
 
@@ -49,6 +50,12 @@ def test_two_ranks_time_messages_and_collectives():
     assert 1e-7 < tier.message_seconds(8) <= tier.message_seconds(262144) < 10
     assert all(c.link.seconds(8) > 0 for c in tier.collectives)
     assert 0 <= tier.overlap <= 1
+    assert tier.waiting_seconds == 0.0
+
+
+def test_ranks_that_share_cores_tell_what_waiting_takes():
+    (tier,) = measure_network("gloo", 2 * cores(), 1.0, sizes=(8, 4096))
+    assert 1e-6 < tier.waiting_seconds < 1e-2
 
 
 def test_interruptions_of_some_computations_are_shared_out_over_all():

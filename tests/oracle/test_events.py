@@ -218,3 +218,20 @@ def test_who_waited_for_a_message_is_late_only_by_a_part_of_what_it_did_since():
 def test_a_meeting_of_a_group_is_over_for_all_at_once_whoever_names_its_members():
     lists = {rank: [work(float(rank)), meet("a", tuple(range(4)), 0.0)] for rank in range(4)}
     assert {end(simulate(lists), rank) for rank in range(4)} == {3.0}
+
+
+def hand_on():
+    """A rank that hands something on after its work, and one that works with it then."""
+    return {
+        0: [work(2.0), Event(Kind.SEND, 0.0, "stage transfer", key="m")],
+        1: [Event(Kind.RECEIVE, 0.0, "stage transfer", key="m"), work(1.0)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("cores", "waiting", "expected"), [(1, 0.0, 3.0), (1, 0.5, 3.5), (1, 9.0, 5.0), (2, 9.0, 3.0)]
+)
+def test_who_waits_looks_for_it_on_a_shared_core_before_it_sleeps(cores, waiting, expected):
+    lists = hand_on() | {2: []}
+    paces = dict.fromkeys(lists, Speed(waiting=waiting))
+    assert end(simulate(lists, cores=cores, paces=paces), 1) == pytest.approx(expected)

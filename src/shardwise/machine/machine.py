@@ -232,6 +232,11 @@ class Machine:
         """Return by which part neighbours that meet are late, over the seconds that they worked."""
         return self.tier((0, 1)).jitter
 
+    @property
+    def waiting_seconds(self) -> float:
+        """Return for how long a rank that shares cores looks for what it waits for, before it sleeps."""
+        return self.tier((0, 1)).waiting_seconds if self.crowded else 0.0
+
     def sum_seconds(
         self, tier: Tier, ranks: int, nbytes: float, flows: int = 1, *, many: bool = False
     ) -> float:

@@ -89,6 +89,8 @@ class Tier:
         jitter: by which part ranks that meet are later than each of them alone would be, over the seconds
             that they worked before: equal work never takes equally long, and the slowest decides; who has
             to be woken is late by as much after a little work as after a lot.
+        waiting_seconds: what a rank that waits for another takes of a core before it sleeps, where more
+            ranks than cores were measured.
     """
 
     name: str
@@ -102,6 +104,7 @@ class Tier:
     transport: str = ""
     crowd: int = 0
     jitter: Curve | None = None
+    waiting_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if self.span < 0:
@@ -113,6 +116,10 @@ class Tier:
         if self.jitter is not None and any(part < 0.0 for _, part in self.jitter.points):
             raise MachineError(
                 f"tiers.{self.name}.jitter", f"{self.jitter.points} found", "fractions, 0 or more"
+            )
+        if self.waiting_seconds < 0.0:
+            raise MachineError(
+                f"tiers.{self.name}.waiting_seconds", f"{self.waiting_seconds} found", "0 or more"
             )
         for collective in self.collectives:
             if collective.name not in COLLECTIVES:

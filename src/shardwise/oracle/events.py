@@ -14,8 +14,8 @@ something that is under way already spends that time on it; who waits for others
 bubble.
 
 With more ranks than cores on a node the ranks that work share them evenly, and take turns in the caches;
-those that wait use none. With fewer at work than there are cores, or with others that need less of the
-memory, each of them may be faster.
+those that wait look for what they wait for at first, and then use none. With fewer at work than there are
+cores, or with others that need less of the memory, each of them may be faster.
 """
 
 from __future__ import annotations
@@ -79,10 +79,12 @@ class Speed(NamedTuple):
     Args:
         alone: how much faster than with others like itself on all cores while these are idle.
         crowded: how much more of a core's time the same work takes while more ranks than cores work.
+        waiting: for how many seconds of a core's time it looks for what it waits for, before it sleeps.
     """
 
     alone: float = 1.0
     crowded: float = 1.0
+    waiting: float = 0.0
 
 
 class DeadlockError(RuntimeError):
@@ -176,6 +178,9 @@ class _Simulation:
         began: dict[int, float] = {}
         asleep: list[tuple[float, int]] = []
         sleepers: set[int] = set()
+        # Those that look for what they wait for, and at which event each did so last.
+        looking: dict[int, float] = {}
+        looked: dict[int, int] = {}
         while True:
             while self.runnable:
                 rank = self.runnable.pop()
@@ -183,20 +188,27 @@ class _Simulation:
                 if state.position == len(state.events) or rank in left or rank in sleepers:
                     continue
                 ready = self._ready(rank, state.events[state.position], state.clock)
-                if ready is None:
+                if ready is not None and ready <= now + _TICK:
+                    looking.pop(rank, None)
+                    left[rank], began[rank] = state.events[state.position].seconds, now
                     continue
-                if ready > now + _TICK:
+                if paces[rank].waiting and looked.get(rank) != state.position:
+                    looked[rank], looking[rank] = state.position, paces[rank].waiting
+                if ready is not None:
                     heapq.heappush(asleep, (ready, rank))
                     sleepers.add(rank)
-                else:
-                    left[rank], began[rank] = state.events[state.position].seconds, now
             if not left and not asleep:
                 return
-            speeds = _speeds(left, cores, per_node, paces)
+            speeds, share = _speeds(left, looking, cores, per_node, paces)
             step = min((now + left[r] / speeds[r] for r in left), default=math.inf)
+            step = min(step, min((now + looking[r] / share[r] for r in looking), default=math.inf))
             step = min(step, asleep[0][0] if asleep else math.inf)
             for rank in left:
                 left[rank] -= (step - now) * speeds[rank]
+            for rank in list(looking):
+                looking[rank] -= (step - now) * share[rank]
+                if looking[rank] <= _TICK:
+                    del looking[rank]
             now = step
             while asleep and asleep[0][0] <= now + _TICK:
                 rank = heapq.heappop(asleep)[1]
@@ -302,16 +314,21 @@ class _Simulation:
 
 
 def _speeds(
-    running: Iterable[int], cores: int, per_node: int, paces: Mapping[int, Speed]
-) -> dict[int, float]:
-    nodes: dict[int, list[int]] = {}
-    for rank in running:
-        nodes.setdefault(rank // per_node, []).append(rank)
-    return {
-        rank: min(1.0, cores / len(ranks) / paces[rank].crowded) * _gain(rank, ranks, cores, paces)
-        for ranks in nodes.values()
-        for rank in ranks
-    }
+    running: Iterable[int], looking: Iterable[int], cores: int, per_node: int, paces: Mapping[int, Speed]
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Return how fast those work that do, and which part of a core those have that look for something."""
+    nodes: dict[int, tuple[list[int], list[int]]] = {}
+    for kind, ranks in enumerate((running, looking)):
+        for rank in ranks:
+            nodes.setdefault(rank // per_node, ([], []))[kind].append(rank)
+    speeds: dict[int, float] = {}
+    share: dict[int, float] = {}
+    for at_work, waiting in nodes.values():
+        each = cores / (len(at_work) + len(waiting))
+        share |= dict.fromkeys(waiting, min(1.0, each))
+        for rank in at_work:
+            speeds[rank] = min(1.0, each / paces[rank].crowded) * _gain(rank, at_work, cores, paces)
+    return speeds, share
 
 
 def _gain(rank: int, ranks: Sequence[int], cores: int, paces: Mapping[int, Speed]) -> float:

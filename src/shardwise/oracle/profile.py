@@ -20,7 +20,7 @@ from shardwise.oracle.lateness import Meetings, Met, lateness
 from shardwise.oracle.moves import REDUCE, UPDATE, Move
 
 INTERPOLATED = "interpolated"
-_VERSION = 12
+_VERSION = 13
 # Copies have one direction only.
 _ONCE = Direction.FORWARD.value
 
@@ -291,7 +291,8 @@ def renewed(before: Profile, after: Profile) -> Profile:
     result.meetings = dict(after.meetings)
     for key, first in before.entries.items():
         second = after.entries.get(key, first)
-        result.add(key, replace(first, seconds={**first.seconds, **second.seconds}, spread=second.spread))
+        seconds, alone = {**first.seconds, **second.seconds}, {**first.alone, **second.alone}
+        result.add(key, replace(first, seconds=seconds, spread=second.spread, alone=alone))
     return result
 
 

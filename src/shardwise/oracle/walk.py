@@ -112,7 +112,8 @@ class Walk:
                 rank = self.mesh.world_rank(replica, position)
                 # What was measured where ranks take turns says nothing of ranks with cores of their own.
                 slower = max(1.0, crowded / busy) if busy and self.machine.crowded else 1.0
-                result[rank] = Speed(max(1.0, busy / alone), slower) if alone else Speed()
+                faster = max(1.0, busy / alone) if alone else 1.0
+                result[rank] = Speed(faster, slower, self.machine.waiting_seconds)
         return result
 
     def price(self, stage: int, replica: int, m: int) -> StagePrice:

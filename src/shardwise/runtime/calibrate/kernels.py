@@ -28,8 +28,8 @@ from shardwise.runtime.order import Order, order_of
 from shardwise.runtime.poller import cores
 from shardwise.runtime.wire import wire_of
 
-# Visits to each chain, of two timed rounds each; rounds of one rank alone, and of a crowd.
-_FEWEST, _MOST, _ALONE, _CROWDED = 1, 8, 3, 5
+# Visits to each chain; rounds of a crowd.
+_FEWEST, _MOST, _CROWDED = 2, 12, 5
 _ONCE = Direction.FORWARD.value
 # So many ranks per core stand for all larger crowds.
 _CROWD = 4
@@ -171,17 +171,12 @@ def _time_group(
     agreed(0.0)
     busy, start = pace.rank < pace.size, time.perf_counter()
     if busy:
-        _visit(visited, sums[0])
+        visit(visited, pace, sums[0])
     once = time.perf_counter() - start
-    for _ in range(int(agreed(min(_MOST, max(_FEWEST, seconds / max(once, 1e-6))))) - 1):
+    visits = min(_MOST, max(_FEWEST, seconds / max(once, 1e-6)))
+    for _ in range(int(agreed(visits)) - 1):
         if busy:
-            _visit(visited, sums[0])
-    if pace.rank == 0:
-        for timer in timers:
-            timer.alone(_ALONE)
-    # The others wait for rank 0, on their cores as ranks do that wait for a message.
-    pace.meet()
-    agreed(0.0)
+            visit(visited, pace, sums[0])
     if crowd is not None:
         for timer in visited:
             timer.crowded(crowd, _CROWDED)
@@ -202,8 +197,18 @@ def in_turn(timers: Sequence[Timer], rank: int) -> list[Timer]:
     return [*alike, *lone[first:], *lone[:first]]
 
 
-def _visit(timers: Sequence[Timer], sums: Sums) -> None:
+def visit(timers: Sequence[Timer], pace: Pace, sums: Sums | None = None) -> None:
+    """Go through all chains on all ranks that have a core, and then on the first rank only.
+
+    How fast the machine is wavers; what is compared is timed together.
+    """
     for timer in timers:
-        timer.again()
-        timer.round()
-    sums.visit()
+        timer.visit()
+    if sums is not None:
+        sums.visit()
+    pace.meet()
+    if pace.rank == 0:
+        for timer in timers:
+            timer.alone()
+    # The others wait for it, on their cores as ranks do that wait for a message.
+    pace.meet()

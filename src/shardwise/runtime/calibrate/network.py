@@ -62,6 +62,7 @@ def _tier(reach: Reach, ranks: Sequence[dict[str, Any]], transport: str, crowd: 
         transport=transport,
         crowd=crowd,
         jitter=_mean_curve([r["jitter"] for r in ranks]) if "jitter" in ranks[0] else None,
+        waiting_seconds=statistics.fmean(r["waiting"] for r in ranks),
     )
 
 
@@ -126,6 +127,7 @@ def _time_tier(bench: Bench, sizes: Sequence[int], seconds: float, jitter: bool)
     found: dict[str, Any] = {name: bench.sizes(name, sizes, share) for name in OPERATIONS}
     found["pairs"] = bench.pairs(share * len(sizes))
     found["overlap"] = bench.overlap()
+    found["waiting"] = bench.waiting()
     if jitter:
         found["jitter"] = bench.jitter()
     return found

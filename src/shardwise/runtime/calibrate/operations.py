@@ -26,6 +26,8 @@ _MANY, _PIECE = 6, 16 << 20
 # Between two meetings of tiles lie a few tenths of a millisecond of work, or some milliseconds.
 _WORK_SECONDS, _TURNS = (3e-4, 1.2e-3, 5e-3), 5
 _MEETING_SECONDS = 0.12
+# Stages of a pipeline wait for some milliseconds, or many.
+_WAIT_SECONDS, _WAITS = (5e-3, 2e-2), 15
 
 Run = Callable[[], float | None]
 
@@ -118,6 +120,26 @@ class Bench:
 
         together = _repeat(both, 9)
         return min(1.0, max(0.0, (alone + computing - together) / min(alone, computing)))
+
+    def waiting(self) -> float:
+        """Return what a rank takes of a shared core while it waits for one that computes."""
+        peer = self.reach.peer(self.rank, len(self.reach.pairs))
+        if peer is None or not self.crowded:
+            return 0.0
+        buffer, begins = _buffer(8), any(self.rank == first for first, _ in self.reach.pairs)
+        matrix = torch.ones(64, 64)
+        spent = []
+        for seconds, turn in itertools.product(_WAIT_SECONDS, range(2 * _WAITS)):
+            if begins == (turn % 2 == 0):
+                end = time.perf_counter() + seconds
+                while time.perf_counter() < end:
+                    torch.mm(matrix, matrix)
+                self.wire.send(Parcel(peer, buffer), 4, "waited for").wait()
+            else:
+                start = time.thread_time()
+                self.wire.receive(Parcel(peer, buffer), 4, "waiting").wait()
+                spent.append(time.thread_time() - start)
+        return statistics.fmean(spent)
 
     def jitter(self) -> list[tuple[float, float]]:
         """Return by which part work takes longer when ranks meet after each bit of it, for several bits."""

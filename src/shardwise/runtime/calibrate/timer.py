@@ -71,28 +71,24 @@ class Timer:
         self.totals: list[float] = []
         self.lonely: Times = {}
         self.squeezed: Times = {}
+        self.squeezed_totals: list[float] = []
         self.squeezed_waits: list[float] = []
         self.rounds: list[Meetings] = []
         # The first rounds prepare kernels and buffers.
         self.replay.prepare()
 
-    def again(self) -> None:
+    def visit(self) -> None:
         """Go through the chain twice and time the second: it finds what the first left, as steps do."""
         self.replay.round({})
-        self.round()
-
-    def round(self) -> None:
-        """Go through the chain together with the other ranks."""
         self.replay.meetings.clear()
         self.totals.append(self._total(self.times))
         self.rounds.append(by_length(self.replay.meetings))
 
-    def alone(self, rounds: int) -> None:
-        """Go through the chain some times while nobody else does."""
+    def alone(self) -> None:
+        """Do the same while nobody else does."""
         pace, self.replay.pace = self.replay.pace, None
         self.replay.round({})
-        for _ in range(rounds):
-            self._total(self.lonely)
+        self._total(self.lonely)
         self.replay.pace = pace
 
     def crowded(self, crowd: Crowd, rounds: int) -> None:
@@ -105,7 +101,7 @@ class Timer:
         replay.round({})
         for _ in range(rounds):
             before = replay.waited
-            self._total(self.squeezed)
+            self.squeezed_totals.append(self._total(self.squeezed))
             self.squeezed_waits.append(replay.waited - before)
         replay.pace, replay.clock = usual
 
@@ -117,12 +113,13 @@ class Timer:
     def result(self, room: bool = True) -> Result:
         """Return what was found; what memory computations take is looked for in a round of its own."""
         more = interruptions(self.times, self.totals)
-        waits = share_of_waits(self.squeezed, self.squeezed_waits)
+        crowded = interruptions(self.squeezed, self.squeezed_totals) if self.squeezed else 0.0
+        crowded *= 1.0 + share_of_waits(self.squeezed, self.squeezed_waits)
         self.replay.other_sums(self.times)
         shares = self.replay.weight_shares()
         found: Found = {}
         for (key, direction), values in self.times.items():
-            timing = self._timing((key, direction), values, more, waits)
+            timing = self._timing((key, direction), values, more, crowded)
             if direction != Direction.BACKWARD_INPUT or key not in shares:
                 found.setdefault(key, {})[direction] = timing
                 continue
@@ -133,13 +130,13 @@ class Timer:
         taken = self.replay.room() if room else {}
         return Result(found, self.replay.refused, taken, tuple(self.rounds))
 
-    def _timing(self, what: tuple[str, str], values: Sequence[float], more: float, waits: float) -> Timing:
+    def _timing(self, what: tuple[str, str], values: Sequence[float], more: float, crowded: float) -> Timing:
         usual = statistics.median(values)
         alone, crowd = (
             statistics.median(times[what]) if what in times else 0.0 for times in (self.lonely, self.squeezed)
         )
         faster = usual / alone if usual and alone else 1.0
-        slower = max(1.0, (1.0 + waits) * crowd / usual) if usual and crowd else 1.0
+        slower = max(1.0, crowded * crowd / (more * usual)) if usual and crowd else 1.0
         return Timing(more * usual, spread(values), faster, slower if self.squeezed else 0.0)
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from shardwise.program import Regrid
 from shardwise.runtime.calibrate.chains import Chain
-from shardwise.runtime.calibrate.kernels import agreed, in_turn
+from shardwise.runtime.calibrate.kernels import agreed, in_turn, visit
 from shardwise.runtime.calibrate.overheads import call_overhead
 from shardwise.runtime.calibrate.pace import Pace
 from shardwise.runtime.calibrate.sums import Sums, shared_by
@@ -26,7 +26,7 @@ class Turns:
     def __init__(self, chains: Sequence[Chain]) -> None:
         self.size = min(dist.get_world_size(), cores())
         self.works = dist.get_rank() < self.size
-        pace = Pace(self.size) if chains else None
+        self.pace = pace = Pace(self.size) if chains else None
         overhead = call_overhead()
         layers = [op.layer for chain in chains for op in chain.ops if not isinstance(op, Regrid)]
         order = order_of("auto", layers, torch.device("cpu"), dist.get_rank(), agreed)
@@ -41,8 +41,8 @@ class Turns:
     def turn(self) -> None:
         """Go through every chain once."""
         self._meet()
-        for timer in self.visited:
-            timer.again()
+        if self.pace is not None and self.works:
+            visit(self.visited, self.pace)
         self._meet()
         self.sums.visit()
 
