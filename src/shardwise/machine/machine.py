@@ -237,6 +237,11 @@ class Machine:
         """Return for how long a rank that shares cores looks for what it waits for, before it sleeps."""
         return self.tier((0, 1)).waiting_seconds if self.crowded else 0.0
 
+    @property
+    def waking_seconds(self) -> float:
+        """Return how long it takes until such a rank goes on when what it waits for has come."""
+        return self.tier((0, 1)).waking_seconds if self.crowded else 0.0
+
     def sum_seconds(
         self, tier: Tier, ranks: int, nbytes: float, flows: int = 1, *, many: bool = False
     ) -> float:

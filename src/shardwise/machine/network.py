@@ -91,6 +91,7 @@ class Tier:
             to be woken is late by as much after a little work as after a lot.
         waiting_seconds: what a rank that waits for another takes of a core before it sleeps, where more
             ranks than cores were measured.
+        waking_seconds: until such a rank is awake and has a core again.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Tier:
     crowd: int = 0
     jitter: Curve | None = None
     waiting_seconds: float = 0.0
+    waking_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if self.span < 0:
@@ -117,10 +119,9 @@ class Tier:
             raise MachineError(
                 f"tiers.{self.name}.jitter", f"{self.jitter.points} found", "fractions, 0 or more"
             )
-        if self.waiting_seconds < 0.0:
-            raise MachineError(
-                f"tiers.{self.name}.waiting_seconds", f"{self.waiting_seconds} found", "0 or more"
-            )
+        for name in ("waiting_seconds", "waking_seconds"):
+            if getattr(self, name) < 0.0:
+                raise MachineError(f"tiers.{self.name}.{name}", f"{getattr(self, name)} found", "0 or more")
         for collective in self.collectives:
             if collective.name not in COLLECTIVES:
                 known = ", ".join(COLLECTIVES)

@@ -121,5 +121,6 @@ def _crossing(
         fields |= tier_fields(tier)
         flows = leaving[a // span] if machine.leaves_node(a, b) else 1
         seconds = sum(tier.message_seconds(size, flows) for size in sizes)
-        parcels.append(Parcel(a, b, nbytes, seconds * tier.overlap, seconds * (1 - tier.overlap)))
+        flight = seconds * tier.overlap + machine.waking_seconds
+        parcels.append(Parcel(a, b, nbytes, flight, seconds * (1 - tier.overlap)))
     return Crossing(value, tuple(parcels), packing, unpacking, received)

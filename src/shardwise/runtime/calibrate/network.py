@@ -62,7 +62,8 @@ def _tier(reach: Reach, ranks: Sequence[dict[str, Any]], transport: str, crowd: 
         transport=transport,
         crowd=crowd,
         jitter=_mean_curve([r["jitter"] for r in ranks]) if "jitter" in ranks[0] else None,
-        waiting_seconds=statistics.fmean(r["waiting"] for r in ranks),
+        waiting_seconds=statistics.fmean(r["waits"][0] for r in ranks),
+        waking_seconds=statistics.fmean(r["waits"][1] for r in ranks),
     )
 
 
@@ -127,7 +128,7 @@ def _time_tier(bench: Bench, sizes: Sequence[int], seconds: float, jitter: bool)
     found: dict[str, Any] = {name: bench.sizes(name, sizes, share) for name in OPERATIONS}
     found["pairs"] = bench.pairs(share * len(sizes))
     found["overlap"] = bench.overlap()
-    found["waiting"] = bench.waiting()
+    found["waits"] = bench.waits()
     if jitter:
         found["jitter"] = bench.jitter()
     return found

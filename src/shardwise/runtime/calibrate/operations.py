@@ -96,6 +96,9 @@ class Bench:
 
     def overlap(self) -> float:
         """Return which fraction of an exchange goes on while this rank computes."""
+        if self.crowded:
+            # Who copies while others compute takes a core from them.
+            return 0.0
         peer = self.reach.peer(self.rank)
         if peer is None:
             return 1.0
@@ -121,25 +124,31 @@ class Bench:
         together = _repeat(both, 9)
         return min(1.0, max(0.0, (alone + computing - together) / min(alone, computing)))
 
-    def waiting(self) -> float:
-        """Return what a rank takes of a shared core while it waits for one that computes."""
+    def waits(self) -> tuple[float, float]:
+        """Return what a wait for one that computes takes of a shared core, and how long waking up takes.
+
+        As many compute as there are cores, each of a pair in turn while the other one waits.
+        """
         peer = self.reach.peer(self.rank, len(self.reach.pairs))
         if peer is None or not self.crowded:
-            return 0.0
+            return 0.0, 0.0
         buffer, begins = _buffer(8), any(self.rank == first for first, _ in self.reach.pairs)
         matrix = torch.ones(64, 64)
-        spent = []
+        waiting, turns = [], []
         for seconds, turn in itertools.product(_WAIT_SECONDS, range(2 * _WAITS)):
+            start = time.perf_counter()
             if begins == (turn % 2 == 0):
-                end = time.perf_counter() + seconds
-                while time.perf_counter() < end:
+                end = time.thread_time() + seconds
+                while time.thread_time() < end:
                     torch.mm(matrix, matrix)
                 self.wire.send(Parcel(peer, buffer), 4, "waited for").wait()
             else:
-                start = time.thread_time()
+                before = time.thread_time()
                 self.wire.receive(Parcel(peer, buffer), 4, "waiting").wait()
-                spent.append(time.thread_time() - start)
-        return statistics.fmean(spent)
+                waiting.append(time.thread_time() - before)
+            turns.append(time.perf_counter() - start - seconds)
+        spent = statistics.fmean(waiting)
+        return spent, max(0.0, statistics.fmean(turns) - spent)
 
     def jitter(self) -> list[tuple[float, float]]:
         """Return by which part work takes longer when ranks meet after each bit of it, for several bits."""
