@@ -28,8 +28,8 @@ from shardwise.runtime.order import Order, order_of
 from shardwise.runtime.poller import cores
 from shardwise.runtime.wire import wire_of
 
-# Visits to each chain; rounds of a crowd.
-_FEWEST, _MOST, _CROWDED = 2, 12, 5
+# Visits to each chain.
+_FEWEST, _MOST = 2, 12
 _ONCE = Direction.FORWARD.value
 # So many ranks per core stand for all larger crowds.
 _CROWD = 4
@@ -125,7 +125,7 @@ def _add(
 def time_chains(arguments: Any) -> Findings:
     """Be one rank: run every chain while the other ranks run the same one, until the time is up.
 
-    Only the first ranks do so at first, one for each core; those beyond join them in a crowd at last.
+    Only the first ranks do so at first, one for each core; those beyond join them in a crowd in turn.
     """
     chains, seconds, busy = arguments
     results: list[Result] = []
@@ -168,19 +168,24 @@ def _time_group(
     weights = Weights()
     timers = [Timer(chain, overhead, pace, order, weights) for chain in chains]
     visited = in_turn(timers, pace.rank)
-    agreed(0.0)
-    busy, start = pace.rank < pace.size, time.perf_counter()
-    if busy:
-        visit(visited, pace, sums[0])
-    once = time.perf_counter() - start
-    visits = min(_MOST, max(_FEWEST, seconds / max(once, 1e-6)))
-    for _ in range(int(agreed(visits)) - 1):
+    busy = pace.rank < pace.size
+
+    def go() -> float:
+        """Visit all chains once; return how long that took."""
+        agreed(0.0)
+        start = time.perf_counter()
         if busy:
             visit(visited, pace, sums[0])
-    if crowd is not None:
-        for timer in visited:
-            timer.crowded(crowd, _CROWDED)
+        agreed(0.0)
+        if crowd is not None:
+            for timer in visited:
+                timer.crowded(crowd)
             sums[-1].visit()
+        return time.perf_counter() - start
+
+    visits = min(_MOST, max(_FEWEST, seconds / max(go(), 1e-6)))
+    for _ in range(int(agreed(visits)) - 1):
+        go()
     agreed(0.0)
     return [timer.result() if busy else Result({}, {}, {}) for timer in timers]
 

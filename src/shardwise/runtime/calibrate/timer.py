@@ -91,18 +91,17 @@ class Timer:
         self._total(self.lonely)
         self.replay.pace = pace
 
-    def crowded(self, crowd: Crowd, rounds: int) -> None:
-        """Go through the chain together with more ranks than cores, and count the time on a core only.
+    def crowded(self, crowd: Crowd) -> None:
+        """Do the same together with more ranks than cores, and count the time on a core only.
 
         What the waits for each other take of a core counts too: nobody else can compute there meanwhile.
         """
         replay = self.replay
         usual, replay.pace, replay.clock = (replay.pace, replay.clock), crowd, time.thread_time
         replay.round({})
-        for _ in range(rounds):
-            before = replay.waited
-            self.squeezed_totals.append(self._total(self.squeezed))
-            self.squeezed_waits.append(replay.waited - before)
+        before = replay.waited
+        self.squeezed_totals.append(self._total(self.squeezed))
+        self.squeezed_waits.append(replay.waited - before)
         replay.pace, replay.clock = usual
 
     def _total(self, times: Times) -> float:
