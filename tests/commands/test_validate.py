@@ -7,7 +7,14 @@ import pytest
 from typer.testing import CliRunner
 
 from shardwise.cli import app
-from shardwise.commands.accuracy import Row, report
+from shardwise.commands.accuracy import Row, kept, report, repriced
+from shardwise.commands.subject import build_model, training_graph
+from shardwise.commands.trials import Subject
+from shardwise.machine import Machine
+from shardwise.oracle import Oracle
+from shardwise.oracle.kernels import Roofline
+from shardwise.oracle.profile import Profile
+from shardwise.plan import Plan
 
 ROWS = [
     Row("resnet8", "data=2", "data", 2, 1.1, 1.0, 0.02, 80, 100, 9, 10),
@@ -68,3 +75,19 @@ def test_a_ranking_says_whether_the_best_is_among_the_best_two_predicted(monkeyp
     assert not report(missed, [])["ranking"][0]["best_in_top_two"]
     assert "which is among the best two predicted" in validate(monkeypatch, ROWS)
     assert "which is not among the best two predicted" in validate(monkeypatch, missed)
+
+
+def test_what_was_kept_is_predicted_once_more(tmp_path):
+    subject, machine = Subject("resnet8", (3, 16, 16), 4), Machine.load("ethernet-cpu")
+    device = machine.device
+    for when, path in enumerate(kept(tmp_path, subject, 2)):
+        profile = Profile(device.name, device.threads, Roofline(device))
+        profile.meetings = {5: (1.0, 1e-3, when * 1e-4)}
+        profile.save(path)
+    two, *_, four = repriced([*ROWS[:1], ROWS[0]], subject, machine, tmp_path)
+    graph = training_graph(build_model("resnet8"), subject.shape, subject.batch)
+    expected = Oracle(graph, machine).seconds(Plan.parse("data=2"), subject.batch)
+    assert two == four
+    assert two.predicted_seconds == pytest.approx(expected)
+    assert two.meanwhile_seconds > two.predicted_seconds
+    assert two.measured_seconds == ROWS[0].measured_seconds
