@@ -16,16 +16,18 @@ from shardwise.machine import Machine
 from shardwise.oracle import predict as oracle_predict
 from shardwise.oracle.kernels import KernelTimes
 from shardwise.oracle.prediction import Prediction
-from shardwise.oracle.profile import Profile, cache_path
+from shardwise.oracle.profile import Profile, cache_path, level
 from shardwise.oracle.questions import over_ranks
 from shardwise.oracle.search import Ranking
 from shardwise.plan import Plan, PlanError
 from shardwise.plan.check import check
-from shardwise.runtime.calibrate.demand import complete, is_here, load_profile
+from shardwise.runtime.calibrate.demand import complete, fresh_profile, is_here, load_profile
 
 # A search profiles the shapes of so many of the best plans, in rounds, because times change the order.
 _PROFILED = 8
 _ROUNDS = 2
+# And those of so many are timed once more in the end, all in turn.
+_LEADERS = 4
 _loaded: dict[Path, tuple[int, Profile]] = {}
 
 
@@ -119,7 +121,9 @@ def search(
         wanted = _usable((p for n in counts for p in usual_plans(graph, n)), graph, samples)
         for _ in range(_ROUNDS):
             wanted += [entry.plan for entry in ranked(kernels=times, keep=_PROFILED)]
-            times = profiled(graph, where, wanted, samples, profile_seconds / _ROUNDS)
+            times = profiled(graph, where, wanted, samples, profile_seconds / (_ROUNDS + 1))
+        leaders = [entry.plan for entry in ranked(kernels=times, keep=_LEADERS)]
+        times = timed_again(graph, where, leaders, samples, profile_seconds / (_ROUNDS + 1))
     return ranked(kernels=times, keep=keep)
 
 
@@ -137,6 +141,23 @@ def profiled(
         _loaded.pop(path, None)
         profile = _profile(machine)
     return profile if profile.entries else None
+
+
+def timed_again(
+    graph: Graph, machine: Machine, plans: Sequence[Plan], batch: int, seconds: float
+) -> KernelTimes | None:
+    """Return the profile of this device with the computations of some plans timed once more, all in turn.
+
+    Those of the first rounds were timed minutes apart, and how fast the machine is wavers: it would choose.
+    What is taken from the new times is how they compare with each other, not how fast the machine was.
+    """
+    profile = _profile(machine)
+    if len(plans) > 1:
+        level(profile, fresh_profile(graph, machine, plans, batch, seconds))
+        path = cache_path(machine.device.name, machine.device.threads)
+        profile.save(path)
+        _loaded.pop(path, None)
+    return _profile(machine)
 
 
 def usual_plans(graph: Graph, ranks: int) -> list[Plan]:

@@ -16,6 +16,7 @@ from shardwise.oracle.profile import (
     cache_path,
     drift,
     key_of,
+    level,
     measured,
     moved,
     renewed,
@@ -132,6 +133,21 @@ def test_a_later_profile_renews_the_times_and_tells_how_the_machine_changed():
     assert (both.entries["a"].seconds, both.entries["a"].room) == ({"forward": 1.5}, {"forward": 8.0})
     assert (both.lateness(), both.entries["a"].alone) == (((10.0, 0.05),), {"forward": 1.5})
     assert drift(before, after) == pytest.approx(0.5)
+
+
+def test_times_that_are_taken_again_change_how_computations_compare_not_how_fast_the_machine_is():
+    (task, *_) = tasks("data=2")
+    before, after = Profile("here", 1, Fixed()), Profile("here", 1, Fixed())
+    for key, (first, second) in {"a": (1.0, 4.0), "b": (2.0, 2.0), "c": (5.0, None)}.items():
+        before.add(key, measured(task, {"forward": first}, {"forward": 0.1}, {"forward": 8.0}))
+        if second is not None:
+            after.add(key, measured(task, {"forward": second}, {"forward": 0.1}))
+    after.add("d", measured(task, {"forward": 6.0}, {"forward": 0.1}))
+    level(before, after)
+    assert {key: entry.seconds["forward"] for key, entry in before.entries.items()} == pytest.approx(
+        {"a": 2.0, "b": 1.0, "c": 5.0, "d": 3.0}
+    )
+    assert before.entries["a"].room == {"forward": 8.0}
 
 
 def test_what_ranks_wait_and_gain_together_survives_the_file(tmp_path):

@@ -181,6 +181,8 @@ class _Simulation:
         # Those that look for what they wait for, and at which event each did so last.
         looking: dict[int, float] = {}
         looked: dict[int, int] = {}
+        # The same ranks are at work again and again.
+        known: dict[tuple[frozenset[int], frozenset[int]], tuple[dict[int, float], dict[int, float]]] = {}
         while True:
             while self.runnable:
                 rank = self.runnable.pop()
@@ -199,7 +201,10 @@ class _Simulation:
                     sleepers.add(rank)
             if not left and not asleep:
                 return
-            speeds, share = _speeds(left, looking, cores, per_node, paces)
+            those = frozenset(left), frozenset(looking)
+            if those not in known:
+                known[those] = _speeds(left, looking, cores, per_node, paces)
+            speeds, share = known[those]
             step = min((now + left[r] / speeds[r] for r in left), default=math.inf)
             step = min(step, min((now + looking[r] / share[r] for r in looking), default=math.inf))
             step = min(step, asleep[0][0] if asleep else math.inf)

@@ -296,6 +296,14 @@ def renewed(before: Profile, after: Profile) -> Profile:
     return result
 
 
+def level(profile: Profile, after: Profile) -> None:
+    """Put later times into a profile, at the speed that the machine had when the others were taken."""
+    faster = 1.0 / (1.0 + drift(profile, after))
+    for key, entry in after.entries.items():
+        seconds = {d: faster * value for d, value in entry.seconds.items()}
+        profile.add(key, replace(profile.entries.get(key, entry), seconds=seconds, alone=entry.alone))
+
+
 def drift(before: Profile, after: Profile) -> float:
     """Return how much slower computations were at a later time, all those of both taken together."""
     pairs = [
